@@ -1,0 +1,169 @@
+"""The layout of a rank's black box: shared memory that the rank writes and its agent reads, also once the rank is dead.
+
+Only the layout lives here: a buffer is handed in, no file is opened and no clock is read. Standard library only, since
+ranks under another interpreter import it. One writer, one reader, no lock: a record is whole before `head` counts it,
+and the header's words are aligned 8-byte stores. Times are in seconds; points in time are epoch seconds of a clock that
+does not jump (the rank adds CLOCK_MONOTONIC to an offset it took once).
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+import struct
+from collections.abc import Iterator
+from mmap import mmap
+from typing import Final, NamedTuple, TypeAlias
+
+Buffer: TypeAlias = bytearray | memoryview | mmap
+
+MAGIC: Final = b"dtrainbb"
+VERSION: Final = 1
+HEADER_SIZE: Final = 512
+CAPACITY: Final = 4096  # steps kept: 4 s of 1 ms steps against a reader that comes ten times a second
+
+
+class Activity(enum.IntEnum):
+    """What the rank is doing."""
+
+    STARTING = 0
+    RUNNING = 1  # in the user's code, nothing more precise is known
+    DATA = 2
+    FORWARD = 3
+    BACKWARD = 4
+    COLLECTIVE = 5
+    OPTIMIZER = 6
+    CHECKPOINT = 7
+    IDLE = 8  # an interactive rank waits for a cell
+    CELL = 9
+    EXITING = 10
+
+
+class StepRecord(NamedTuple):
+    """One finished optimizer step, this rank's. Durations in s; `loss` is NaN when it was not reported."""
+
+    step: int
+    end: float
+    duration: float
+    data: float
+    forward: float
+    backward: float
+    comm: float
+    optimizer: float
+    checkpoint: float
+    samples: float
+    tokens: float
+    loss: float
+
+
+STEP: Final = struct.Struct("<q11d")
+_IDENTITY: Final = struct.Struct("<8sII")  # magic, version, capacity
+_HEAD: Final = struct.Struct("<q")
+_NOW: Final = struct.Struct("<qqd")  # step, activity, since
+_COLLECTIVE: Final = struct.Struct("<q64s")  # sequence number, name
+_PROGRESS: Final = struct.Struct("<qq")  # done, total
+_HEAD_AT, _NOW_AT, _COLLECTIVE_AT, _PROGRESS_AT = 16, 24, 48, 120
+SIZE: Final = HEADER_SIZE + CAPACITY * STEP.size
+
+
+class Snapshot(NamedTuple):
+    """The header as last written."""
+
+    head: int  # steps ever recorded
+    step: int
+    activity: Activity
+    since: float
+    collective: str
+    collective_seq: int
+    progress: tuple[int, int] | None
+
+
+def format_box(buffer: Buffer) -> None:
+    """Make `buffer` (at least `SIZE` bytes) an empty black box."""
+    buffer[:HEADER_SIZE] = bytes(HEADER_SIZE)
+    _IDENTITY.pack_into(buffer, 0, MAGIC, VERSION, CAPACITY)
+
+
+class Writer:
+    """The rank's side. Every method is one or two stores; none raises, allocates much or waits."""
+
+    def __init__(self, buffer: Buffer) -> None:
+        check_box(buffer)
+        self._buffer = buffer
+        self._head: int = _HEAD.unpack_from(buffer, _HEAD_AT)[0]
+
+    def now(self, step: int, activity: int, since: float) -> None:
+        """Say what the rank is doing, from `since` on; `step` = steps finished so far."""
+        _NOW.pack_into(self._buffer, _NOW_AT, step, activity, since)
+
+    def collective(self, seq: int, name: str) -> None:
+        """Say which collective is being entered; `seq` counts them from 1."""
+        _COLLECTIVE.pack_into(self._buffer, _COLLECTIVE_AT, seq, name.encode()[:64])
+
+    def progress(self, done: int, total: int) -> None:
+        """Say how far the run is; `total` 0 means unknown."""
+        _PROGRESS.pack_into(self._buffer, _PROGRESS_AT, done, total)
+
+    def record(self, *step: float) -> None:
+        """Append one step: the fields of `StepRecord`, in order."""
+        STEP.pack_into(self._buffer, HEADER_SIZE + self._head % CAPACITY * STEP.size, *step)
+        self._head += 1
+        _HEAD.pack_into(self._buffer, _HEAD_AT, self._head)
+
+
+def check_box(buffer: Buffer) -> None:
+    """Raise `ValueError` unless `buffer` is a black box of this version."""
+    magic, version, capacity = _IDENTITY.unpack_from(buffer, 0)
+    if (magic, version, capacity) != (MAGIC, VERSION, CAPACITY):
+        raise ValueError(f"not a black box of version {VERSION}: {magic!r} {version} {capacity}")
+
+
+def read_header(buffer: Buffer) -> Snapshot:
+    """The rank's newest word on itself."""
+    step, activity, since = _NOW.unpack_from(buffer, _NOW_AT)
+    seq, name = _COLLECTIVE.unpack_from(buffer, _COLLECTIVE_AT)
+    done, total = _PROGRESS.unpack_from(buffer, _PROGRESS_AT)
+    return Snapshot(
+        head=_HEAD.unpack_from(buffer, _HEAD_AT)[0],
+        step=step,
+        activity=Activity(activity),
+        since=since,
+        collective=name.rstrip(b"\0").decode(errors="replace"),
+        collective_seq=seq,
+        progress=(done, total) if total else None,
+    )
+
+
+def read_steps(buffer: Buffer, cursor: int) -> tuple[bytes, int, int]:
+    """Records from `cursor` (a `head` value) on: `(block, new cursor, steps overwritten before they were read)`."""
+    head = _HEAD.unpack_from(buffer, _HEAD_AT)[0]
+    # The slot after the newest may be half written at this moment, so one less than the capacity is readable.
+    first = max(cursor, head - CAPACITY + 1)
+    block = b"".join(
+        bytes(buffer[HEADER_SIZE + start * STEP.size : HEADER_SIZE + stop * STEP.size])
+        for start, stop in _spans(first, head)
+    )
+    overwritten = max(0, _HEAD.unpack_from(buffer, _HEAD_AT)[0] - CAPACITY + 1 - first)
+    return block[min(overwritten * STEP.size, len(block)) :], head, first - cursor + min(overwritten, head - first)
+
+
+def _spans(first: int, head: int) -> list[tuple[int, int]]:
+    """Slot ranges of the ring that hold records `first` up to `head`."""
+    if first >= head:
+        return []
+    start, count = first % CAPACITY, head - first
+    wrapped = start + count - CAPACITY
+    return [(start, start + count)] if wrapped <= 0 else [(start, CAPACITY), (0, wrapped)]
+
+
+def iter_steps(block: bytes) -> Iterator[StepRecord]:
+    """The records in a block."""
+    return map(StepRecord._make, STEP.iter_unpack(block))
+
+
+def pack_step(record: StepRecord) -> bytes:
+    """One record as a block of its own."""
+    return STEP.pack(*record)
+
+
+NO_LOSS: Final = math.nan

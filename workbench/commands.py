@@ -1,0 +1,118 @@
+"""What the controller wants done, imperative. A command returns nothing: how it went comes back as an event."""
+
+from __future__ import annotations
+
+import msgspec
+
+from workbench.events import FailureDetected, RecoveryFinished, RecoveryStarted
+from workbench.spec import JobSpec
+from workbench.state import Placement
+
+
+class _Command(msgspec.Struct, frozen=True, kw_only=True, tag=True, tag_field="command", omit_defaults=True):
+    job_id: str
+
+
+class RequestSlots(_Command, frozen=True, kw_only=True):
+    """Queue the job for gang placement; `SlotsGranted`, `SlotsAwaited` or `LaunchRefused` comes back."""
+
+
+class ReleaseSlots(_Command, frozen=True, kw_only=True):
+    """The job has no rank left: its slots are free."""
+
+
+class StartStore(_Command, frozen=True, kw_only=True):
+    """Start this generation's rendezvous store on `worker`, outside every rank; `StoreStarted` comes back."""
+
+    restart_count: int
+    worker: str
+    host: str
+    port: int = 0
+
+
+class StartRanks(_Command, frozen=True, kw_only=True):
+    """Start these ranks on `worker`; a `RankStarted` or a `LaunchFailed` comes back for each."""
+
+    restart_count: int
+    worker: str
+    spec: JobSpec
+    placements: tuple[Placement, ...]  # this worker's
+    world_size: int
+    nnodes: int
+    master: tuple[str, int]
+
+
+class StopRanks(_Command, frozen=True, kw_only=True):
+    """SIGTERM, `grace` seconds, then SIGKILL, to the process group of every rank (and the store) of the job there."""
+
+    restart_count: int
+    worker: str
+    grace: float
+
+
+class Announce(_Command, frozen=True, kw_only=True):
+    """Record this, for people; the controller does not want it back."""
+
+    event: FailureDetected | RecoveryStarted | RecoveryFinished
+
+
+# --- sent to agents for a person, not by the controller ---------------------------------------------------------------
+
+
+class ExecuteCell(_Command, frozen=True, kw_only=True):
+    """Run `source` on these ranks of an interactive job; a `CellFinished` comes back for each."""
+
+    worker: str
+    cell_id: str
+    source: str
+    ranks: tuple[int, ...]
+
+
+class PushValue(_Command, frozen=True, kw_only=True):
+    """Bind `name` to the cloudpickled `payload` in these ranks' namespaces; answered as a cell."""
+
+    worker: str
+    cell_id: str
+    name: str
+    payload: bytes
+    ranks: tuple[int, ...]
+
+
+class PullValue(_Command, frozen=True, kw_only=True):
+    """Answer with the cloudpickled value of expression `name` (`CellFinished.payload`)."""
+
+    worker: str
+    cell_id: str
+    name: str
+    ranks: tuple[int, ...]
+
+
+class InterruptRanks(_Command, frozen=True, kw_only=True):
+    """KeyboardInterrupt in the ranks' running cell, also inside a collective; never ends a rank."""
+
+    worker: str
+    ranks: tuple[int, ...]
+
+
+class InjectFault(_Command, frozen=True, kw_only=True):
+    """Do this fault to the rank, on purpose: `kill` (SIGKILL), `stop` (SIGSTOP), `continue` (SIGCONT)."""
+
+    worker: str
+    rank: int
+    fault: str
+
+
+Command = (
+    RequestSlots
+    | ReleaseSlots
+    | StartStore
+    | StartRanks
+    | StopRanks
+    | Announce
+    | ExecuteCell
+    | PushValue
+    | PullValue
+    | InterruptRanks
+    | InjectFault
+)
+AgentCommand = StartStore | StartRanks | StopRanks | ExecuteCell | PushValue | PullValue | InterruptRanks | InjectFault

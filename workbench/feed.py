@@ -1,0 +1,96 @@
+"""What a client gets from the runner: a summary a job, and updates that a cursor asks for.
+
+A client that asks again with the cursor it was given misses nothing that is durable and sees no event twice.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from workbench.events import Event
+from workbench.state import JobPhase, JobState
+from workbench.telemetry import CellFinished, OutputWritten, RankBeat
+
+
+class JobSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """One line of the job list. Times are epoch seconds, `throughput` is samples/s over all ranks."""
+
+    job_id: str
+    label: str
+    phase: JobPhase
+    reason: str
+    world_size: int
+    submitted_at: float
+    ended_at: float | None = None
+    step: int = 0
+    throughput: float = 0.0
+    restart_count: int = 0
+
+
+class PoolStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """The pool as its scheduler counts it: live workers, not remembered ones. `waiting`: job ids, each with its reason."""
+
+    name: str
+    version: str
+    address: str
+    slots: int
+    free: int
+    workers: tuple[WorkerStatus, ...] = ()
+    waiting: tuple[tuple[str, str], ...] = ()
+    running: tuple[str, ...] = ()
+
+
+class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """One worker with its agent; `accelerator` is "GPU" or "CPU"."""
+
+    address: str
+    host: str
+    pid: int
+    slots: int
+    free: int
+    accelerator: str = "CPU"
+
+
+class Bucket(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """What one rank did in `[start, start + width)`: sums over the steps that ended there, extremes, last loss. In s."""
+
+    rank: int
+    start: float
+    width: float
+    steps: int
+    last_step: int
+    duration: float  # sum of step times
+    slowest: float  # longest step time
+    data: float
+    forward: float
+    backward: float
+    comm: float
+    optimizer: float
+    checkpoint: float
+    samples: float
+    tokens: float
+    loss: float  # NaN: not reported
+
+
+class Cursor(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a client has got to. `output` counts output chunks, `cells` cell answers, `bucket` is a point in time."""
+
+    event: int = 0
+    output: int = 0
+    cells: int = 0
+    bucket: float = 0.0
+
+
+class Update(msgspec.Struct, frozen=True, kw_only=True):
+    """What is new since a cursor; `beats` are the newest of every rank all the same. `now` is the scheduler's clock."""
+
+    state: JobState
+    cursor: Cursor
+    now: float
+    events: tuple[Event, ...] = ()
+    beats: tuple[RankBeat, ...] = ()
+    buckets: tuple[Bucket, ...] = ()
+    output: tuple[OutputWritten, ...] = ()
+    cells: tuple[CellFinished, ...] = ()
+    output_dropped: int = 0  # bytes of output left out of display before `output`; the log files have them
+    telemetry_dropped: int = 0  # steps that were not read in time

@@ -1,0 +1,136 @@
+"""What to run: a frozen description in torchrun's words, checked before anything starts.
+
+A `JobSpec` holds no path that is looked up, no clock, no live object: a pool on another host carries it out.
+"""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+import re
+from typing import Final
+
+import msgspec
+
+from workbench.errors import SpecError
+
+MAX_RANKS: Final = 65_536
+NAME_PATTERN: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}\Z")
+
+
+class EntrypointKind(enum.Enum):
+    """How `JobSpec.entrypoint` is to be read."""
+
+    SCRIPT = "script"  # a path, as in `python train.py`
+    MODULE = "module"  # a dotted name, as in `python -m package.train`
+    SOURCE = "source"  # a label; the program's text is in `source` (a notebook cell)
+    FUNCTION = "function"  # a label; the pickled call is in `payload` (cloudpickle of `(function, args, kwargs)`)
+    INTERACTIVE = "interactive"  # ranks wait for cells
+
+
+class JobSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One job, as asked for.
+
+    Times are in seconds, `log_limit` in bytes a rank, `checkpoint_every` and `consistency_every` in steps.
+    `nproc_per_node` = 0 lets the pool decide: one rank a slot. `cwd` is an absolute path on the ranks' hosts.
+    """
+
+    entrypoint: str = ""
+    kind: EntrypointKind = EntrypointKind.SCRIPT
+    args: tuple[str, ...] = ()
+    source: str = ""
+    payload: bytes = b""
+    name: str = ""
+    nnodes: int = 1
+    nproc_per_node: int = 0
+    max_restarts: int = 0
+    env: dict[str, str] = {}
+    cwd: str = ""
+    python: str = ""  # another interpreter for the ranks; empty: the pool's own
+    cold: bool = False  # always a fresh interpreter, never a fork of the zygote
+    preload: tuple[str, ...] = ()  # site-packages modules that the zygote imports as well
+    backend: str = ""  # empty: nccl where the ranks have GPUs, else gloo
+    master_port: int = 0  # 0: any free port
+    startup_timeout: float = 300.0
+    progress_timeout: float = 0.0  # 0: learned from the job's own steps
+    stop_grace: float = 10.0
+    checkpoint_every: int = 0
+    consistency_every: int = 0
+    seed: int | None = None
+    deterministic: bool = False
+    log_limit: int = 512 * 2**20
+
+    @property
+    def label(self) -> str:
+        """What people call the job: its name, else its program's."""
+        return self.name or default_name(self)
+
+    @property
+    def signature(self) -> str:
+        """16 hex digits over all that differs from the defaults: equal specs, equal signatures."""
+        return hashlib.sha256(msgspec.msgpack.encode(self, order="sorted")).hexdigest()[:16]
+
+    @property
+    def world_size(self) -> int:
+        """Ranks in all; 0 while the pool is still to decide."""
+        return self.nnodes * self.nproc_per_node
+
+
+def default_name(spec: JobSpec) -> str:
+    """A name from the entrypoint: `path/to/train.py` → `train`, `package.train` → `train`."""
+    match spec.kind:
+        case EntrypointKind.SCRIPT:
+            stem = re.split(r"[\\/]", spec.entrypoint)[-1].removesuffix(".py")
+        case EntrypointKind.MODULE:
+            stem = spec.entrypoint.rpartition(".")[2]
+        case _:
+            stem = spec.entrypoint or spec.kind.value
+    cleaned = re.sub(r"[^A-Za-z0-9_.-]+", "-", stem).strip("-._")[:40]
+    return cleaned or "job"
+
+
+def check_spec(spec: JobSpec) -> JobSpec:
+    """Return the spec unchanged, or raise `SpecError` with the first thing wrong and how to put it right."""
+    for is_wrong, message, hint in _complaints(spec):
+        if is_wrong:
+            raise SpecError(message, hint=hint)
+    return spec
+
+
+def _complaints(spec: JobSpec) -> list[tuple[bool, str, str]]:
+    kind = spec.kind
+    return [
+        (
+            kind in (EntrypointKind.SCRIPT, EntrypointKind.MODULE) and not spec.entrypoint,
+            "there is nothing to launch",
+            "give a script, -m MODULE, a cell or --interactive",
+        ),
+        (kind is EntrypointKind.SOURCE and not spec.source.strip(), "the cell is empty", "put the program in the cell"),
+        (
+            bool(spec.name) and not NAME_PATTERN.match(spec.name),
+            f"{spec.name!r} cannot be a job name",
+            "use up to 64 letters, digits, '.', '_' and '-', beginning with a letter or digit",
+        ),
+        (spec.nproc_per_node < 0, f"nproc_per_node is {spec.nproc_per_node}", "a job has at least 1 rank"),
+        (spec.nnodes < 1, f"nnodes is {spec.nnodes}", "a job runs on at least 1 node"),
+        (
+            spec.world_size > MAX_RANKS,
+            f"{spec.world_size} ranks asked for",
+            f"at most {MAX_RANKS} are supported",
+        ),
+        (spec.max_restarts < 0, f"max_restarts is {spec.max_restarts}", "give 0 or more"),
+        (
+            not 0 <= spec.master_port <= 65_535,
+            f"master_port is {spec.master_port}",
+            "give 1 to 65535, or 0 for any free port",
+        ),
+        (spec.startup_timeout <= 0, f"startup_timeout is {spec.startup_timeout}", "give seconds above 0"),
+        (spec.progress_timeout < 0, f"progress_timeout is {spec.progress_timeout}", "give seconds, or 0 to learn it"),
+        (spec.stop_grace < 0, f"stop_grace is {spec.stop_grace}", "give seconds, 0 to kill at once"),
+        (spec.log_limit < 2**16, f"log_limit is {spec.log_limit} bytes", "give at least 65536"),
+        (
+            any("\0" in part or "=" in key for key, value in spec.env.items() for part in (key, value)),
+            "an environment variable has a NUL byte or '=' in its name",
+            "use NAME=VALUE",
+        ),
+    ]

@@ -1,0 +1,113 @@
+"""Where a job stands: frozen values that only the controller makes anew.
+
+No clock, no process, no path is looked up here. Times are seconds since the epoch, taken from events.
+"""
+
+from __future__ import annotations
+
+import enum
+
+import msgspec
+
+from workbench.spec import JobSpec
+
+
+class JobPhase(enum.Enum):
+    """The phases of a job; the last three are terminal."""
+
+    INIT = "INIT"  # known, waiting for slots
+    LAUNCHING = "LAUNCHING"  # slots granted, ranks being started
+    HEALTHY = "HEALTHY"  # every rank runs, or has ended well
+    RECOVERING = "RECOVERING"  # a generation failed; the next one will start when the old one is gone
+    STOPPING = "STOPPING"  # ranks are being ended, nothing will start
+    STOPPED = "STOPPED"  # ended because somebody asked
+    SUCCEEDED = "SUCCEEDED"
+    FAILED = "FAILED"
+
+    @property
+    def is_terminal(self) -> bool:
+        return self in (JobPhase.STOPPED, JobPhase.SUCCEEDED, JobPhase.FAILED)
+
+
+class RankPhase(enum.Enum):
+    """torchelastic's `WorkerState` names."""
+
+    INIT = "INIT"
+    HEALTHY = "HEALTHY"
+    STOPPED = "STOPPED"  # ended because we ended it
+    SUCCEEDED = "SUCCEEDED"
+    FAILED = "FAILED"
+
+    @property
+    def has_exited(self) -> bool:
+        return self in (RankPhase.STOPPED, RankPhase.SUCCEEDED, RankPhase.FAILED)
+
+
+class FailureKind(enum.IntEnum):
+    """What ended a rank; a higher value outranks a lower one when the first cause is sought."""
+
+    COLLECTIVE = 1  # a collective failed because some peer went away
+    EXIT = 2  # left with an exit code and no word
+    EXCEPTION = 3
+    TIMEOUT = 4  # did not start, or stopped getting on, in time
+    SIGNAL = 5
+    WORKER_LOST = 6  # its whole worker process or host went away
+    LAUNCH = 7  # never started
+
+
+class Failure(msgspec.Struct, frozen=True, kw_only=True):
+    """One rank's (or the launch's) failure, with its reason in words."""
+
+    kind: FailureKind
+    rank: int | None
+    reason: str
+    time: float
+    traceback: str = ""
+    step: int | None = None
+    log_path: str = ""
+
+
+class Placement(msgspec.Struct, frozen=True, kw_only=True):
+    """Which rank runs where. `worker` is the Dask worker's address, `slot` its slot (the GPU's index there, if any)."""
+
+    rank: int
+    local_rank: int
+    node_rank: int
+    worker: str
+    slot: int
+    host: str = "127.0.0.1"
+
+
+class RankState(msgspec.Struct, frozen=True, kw_only=True):
+    """One rank of the current generation."""
+
+    rank: int
+    worker: str
+    phase: RankPhase = RankPhase.INIT
+    pid: int = 0
+    exit_code: int | None = None
+    signal: int | None = None
+    log_path: str = ""
+
+
+class JobState(msgspec.Struct, frozen=True, kw_only=True):
+    """A job as its events tell it. `reason` says in words why the phase is what it is."""
+
+    job_id: str
+    spec: JobSpec
+    phase: JobPhase = JobPhase.INIT
+    reason: str = ""
+    restart_count: int = 0
+    placements: tuple[Placement, ...] = ()
+    ranks: tuple[RankState, ...] = ()
+    master: tuple[str, int] | None = None
+    failures: tuple[Failure, ...] = ()  # of the current generation, in order of arrival
+    failure: Failure | None = None  # the first cause, once told
+    submitted_at: float = 0.0
+    phase_since: float = 0.0
+    ended_at: float | None = None
+    deadline: float | None = None  # a `Ticked` is wanted at this time
+
+    @property
+    def world_size(self) -> int:
+        return len(self.placements) or self.spec.world_size

@@ -1,0 +1,70 @@
+"""What a job says of itself while it runs: many, cheap, may be dropped, never decides. Facts are in `events`."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class _Report(msgspec.Struct, frozen=True, kw_only=True, tag=True, tag_field="report", omit_defaults=True):
+    job_id: str
+
+
+class StepsTaken(_Report, frozen=True, kw_only=True):
+    """Steps one rank finished since the last report: `block` is consecutive `blackbox.STEP` records, oldest first."""
+
+    restart_count: int
+    rank: int
+    block: bytes
+    dropped: int = 0  # steps that the ring overwrote before they were read
+
+
+class RankBeat(_Report, frozen=True, kw_only=True):
+    """What a rank's black box and process look like now; `time` is seconds since the epoch.
+
+    `activity` is a `blackbox.Activity` name, `since` how long it has lasted in s, `collective` the last one entered.
+    """
+
+    restart_count: int
+    rank: int
+    time: float
+    step: int
+    activity: str
+    since: float
+    collective: str = ""
+    collective_seq: int = 0
+    rss: int = 0  # bytes, the process and its children
+    cpu: float = 0.0  # percent of one core since the last beat
+    gpu: float | None = None  # percent
+    gpu_memory: int | None = None  # bytes used by this process' device
+    progress: tuple[int, int] | None = None  # (steps done, steps in all) where the rank said so
+
+
+class OutputWritten(_Report, frozen=True, kw_only=True):
+    """New output of one rank for display, decoded; the file has all of it.
+
+    `offset` is the position in the rank's output (bytes from its start) where `text` begins; `dropped` bytes before it
+    were left out of display.
+    """
+
+    rank: int
+    stream: str  # "stdout" | "stderr"
+    text: str
+    time: float
+    offset: int = 0
+    dropped: int = 0
+
+
+class CellFinished(_Report, frozen=True, kw_only=True):
+    """One rank's answer to one cell. `data` is the last expression's MIME bundle, empty when it has none."""
+
+    cell_id: str
+    rank: int
+    ok: bool
+    data: dict[str, str] = {}
+    error: str = ""  # "ValueError: bad batch"
+    traceback: str = ""
+    payload: bytes = b""
+    seconds: float = 0.0
+
+
+Report = StepsTaken | RankBeat | OutputWritten | CellFinished
