@@ -87,6 +87,8 @@ class RankExited(_Event, frozen=True, kw_only=True):
     step: int | None = None  # last step the rank had finished, from its black box
     doing: str = ""  # what it was doing then, in words
     detail: str = ""  # what else is known: "out of memory", "lost with its zygote"
+    stop_signal: int | None = None  # the last signal that the agent itself had sent to end it
+    log_path: str = ""
 
 
 class WorkerLost(_Event, frozen=True, kw_only=True):

@@ -28,7 +28,7 @@ class JobSummary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PoolStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """The pool as its scheduler counts it: live workers, not remembered ones. `waiting`: job ids, each with its reason."""
+    """The pool as its scheduler counts it: live workers, not remembered ones. `waiting`: job id and reason."""
 
     name: str
     version: str
@@ -52,7 +52,7 @@ class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Bucket(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """What one rank did in `[start, start + width)`: sums over the steps that ended there, extremes, last loss. In s."""
+    """What one rank did in `[start, start + width)`: sums (s) over the steps that ended there, extremes, last loss."""
 
     rank: int
     start: float

@@ -102,7 +102,8 @@ class JobState(msgspec.Struct, frozen=True, kw_only=True):
     ranks: tuple[RankState, ...] = ()
     master: tuple[str, int] | None = None
     failures: tuple[Failure, ...] = ()  # of the current generation, in order of arrival
-    failure: Failure | None = None  # the first cause, once told
+    failure: Failure | None = None  # the first cause, once told; that of the last generation while the next one starts
+    cancelled: bool = False  # somebody asked for the end, and it will be STOPPED whatever the ranks do now
     submitted_at: float = 0.0
     phase_since: float = 0.0
     ended_at: float | None = None
