@@ -73,16 +73,25 @@ class Bucket(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
 
 class Cursor(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a client has got to. `output` counts output chunks, `cells` cell answers, `bucket` is a point in time."""
+    """Where a client has got to. `output` counts chunks, `beat` beats, `cells` answers; `bucket` is a point in time."""
 
     event: int = 0
+    beat: int = 0
     output: int = 0
     cells: int = 0
     bucket: float = 0.0
 
 
+class CellStarted(msgspec.Struct, frozen=True, kw_only=True):
+    """A cell is on its way to its ranks; what comes of it lies behind `cursor`."""
+
+    cell_id: str
+    cursor: Cursor
+    ranks: tuple[int, ...]
+
+
 class Update(msgspec.Struct, frozen=True, kw_only=True):
-    """What is new since a cursor; `beats` are the newest of every rank all the same. `now` is the scheduler's clock."""
+    """What is new since a cursor. `beats` holds the newest of each rank that changed; `now`: the scheduler's clock."""
 
     state: JobState
     cursor: Cursor

@@ -1,0 +1,131 @@
+"""The scheduler's side: a plugin that hands Dask's messages to a service (the runner) and the service's to the agents.
+
+Everything runs on the scheduler's event loop; nothing here decides.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Final, Protocol
+
+from distributed import Scheduler
+from distributed.diagnostics.plugin import SchedulerPlugin
+
+from workbench.commands import AgentCommand
+from workbench.errors import PoolError
+from workbench.pool.messages import Hello, Message, decode, decode_batch, encode, to_fault
+
+PLUGIN: Final = "dtrain-runner"
+logger = logging.getLogger(__name__)
+
+
+class Service(Protocol):
+    """What the plugin talks to."""
+
+    def worker_joined(self, worker: str, hello: Hello) -> None: ...
+    def worker_lost(self, worker: str, reason: str) -> None: ...
+    def received(self, worker: str, batch: Sequence[Message]) -> None: ...
+    async def request(self, name: str, body: bytes) -> bytes: ...
+    def close(self) -> None: ...
+
+
+class SchedulerLink:
+    """What a service may do with the pool: send, ask, wait. Valid while the scheduler lives."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+
+    @property
+    def address(self) -> str:
+        return str(self._scheduler.address)
+
+    def now(self) -> float:
+        """Seconds since the epoch, on the scheduler's host."""
+        return time.time()
+
+    def call_later(self, delay: float, call: Callable[[], None]) -> asyncio.TimerHandle:
+        """Run `call` on the loop after `delay` seconds; the handle cancels it."""
+        return asyncio.get_running_loop().call_later(max(0.0, delay), call)
+
+    def spawn(self, work: Any) -> asyncio.Task[Any]:
+        """Run a coroutine beside; its failure is logged."""
+        task: asyncio.Task[Any] = asyncio.ensure_future(work)
+        task.add_done_callback(_log_failure)
+        return task
+
+    def send(self, worker: str, command: AgentCommand) -> bool:
+        """Post a command to a worker's agent; False when that worker is not connected any more."""
+        stream = self._scheduler.stream_comms.get(worker)
+        if stream is None or stream.closed():
+            return False
+        stream.send({"op": "dtrain-command", "data": encode(command)})
+        return True
+
+    async def ask(self, worker: str, name: str, body: bytes, timeout: float = 30.0) -> bytes:
+        """Ask a worker's agent and wait for its answer; `PoolError` when it does not give one."""
+        call = self._scheduler.rpc(worker).dtrain_agent(request=name, body=body)
+        try:
+            answer = await asyncio.wait_for(call, timeout)
+        except (TimeoutError, OSError) as error:
+            raise PoolError(f"worker {worker} does not answer", hint="try again, or look at %dtrain pool") from error
+        return bytes(answer)
+
+    def close_pool(self) -> None:
+        """End workers and scheduler, once the current request has been answered."""
+        asyncio.get_running_loop().call_later(
+            0.05, lambda: self.spawn(self._scheduler.close(reason="dtrain pool stop"))
+        )
+
+
+class RunnerPlugin(SchedulerPlugin):  # type: ignore[misc]
+    """Puts a service on a scheduler, in this process or (pickled) in a cluster the user already runs."""
+
+    name = PLUGIN
+    idempotent = True
+
+    def __init__(self, make_service: Callable[[SchedulerLink], Service]) -> None:
+        self._make_service = make_service
+        self._service: Service | None = None
+        self._known: set[str] = set()
+
+    async def start(self, scheduler: Scheduler) -> None:
+        self._service = self._make_service(SchedulerLink(scheduler))
+        scheduler.stream_handlers["dtrain-report"] = self._on_report
+        scheduler.stream_handlers["dtrain-hello"] = self._on_hello
+        scheduler.handlers["dtrain"] = self._on_request
+
+    def remove_worker(self, scheduler: Scheduler, worker: str, **_: Any) -> None:
+        if worker in self._known and self._service is not None:
+            self._known.discard(worker)
+            self._service.worker_lost(worker, "its connection closed")
+
+    async def close(self) -> None:
+        if self._service is not None:
+            self._service.close()
+            self._service = None
+
+    def _on_hello(self, worker: str, data: bytes) -> None:
+        hello = decode(data, Hello)
+        if self._service is not None:
+            self._known.add(worker)
+            self._service.worker_joined(worker, hello)
+
+    def _on_report(self, worker: str, data: bytes) -> None:
+        if self._service is not None:
+            self._service.received(worker, decode_batch(data))
+
+    async def _on_request(self, request: str, body: bytes) -> dict[str, Any]:
+        assert self._service is not None
+        try:
+            return {"ok": True, "body": await self._service.request(request, body)}
+        except Exception as error:  # the client raises it again
+            logger.debug("request %s failed", request, exc_info=True)
+            return {"ok": False, "body": encode(to_fault(error))}
+
+
+def _log_failure(task: asyncio.Task[Any]) -> None:
+    if not task.cancelled() and task.exception() is not None:
+        logger.error("background work failed", exc_info=task.exception())

@@ -1,0 +1,132 @@
+"""A worker's side: a plugin that runs one agent in a Dask worker and carries its words to the scheduler.
+
+The agent lives in a thread of its own, so a Dask task that holds the event loop does not stop it from watching.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections import deque
+from pathlib import Path
+from typing import Final
+
+import msgspec
+from distributed import Worker
+from distributed.comm import get_address_host
+from distributed.diagnostics.plugin import WorkerPlugin
+
+from workbench.agent.agent import Agent
+from workbench.events import EVENT_TYPES, Event
+from workbench.pool.messages import PROTOCOL, Hello, Message, decode, decode_command, encode
+from workbench.telemetry import Report
+
+PLUGIN: Final = "dtrain-agent"
+HELLO_EVERY: Final = 2.0  # s; a scheduler plugin that came after the worker learns of it by this
+
+
+class LogRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """A page of one rank's log: the last `tail` lines, or what came after byte `since`; `grep` keeps matching lines."""
+
+    job_id: str
+    rank: int
+    tail: int | None = None
+    grep: str | None = None
+    since: int = 0
+
+
+class AgentPlugin(WorkerPlugin):  # type: ignore[misc]
+    """`slots` 0: one a GPU where there are GPUs, else one a thread of the worker."""
+
+    name = PLUGIN
+    idempotent = True
+
+    def __init__(self, jobs_dir: str, slots: int = 0, preload: tuple[str, ...] = ()) -> None:
+        self._jobs_dir, self._slots, self._preload = jobs_dir, slots, preload
+        self._outbox: deque[Message] = deque()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._will_flush = False
+
+    async def setup(self, worker: Worker) -> None:
+        self._worker = worker
+        self._loop = asyncio.get_running_loop()
+        gpus = find_gpus()
+        slots = self._slots or len(gpus) or worker.state.nthreads
+        self._agent = Agent(
+            worker=worker.address,
+            jobs_dir=Path(self._jobs_dir),
+            emit=self._emit,
+            python=sys.executable,
+            preload=self._preload,
+            gpus=gpus,
+        )
+        self._hello = Hello(
+            protocol=PROTOCOL,
+            host=get_address_host(worker.address),
+            pid=os.getpid(),
+            slots=slots,
+            accelerator="GPU" if gpus else "CPU",
+        )
+        worker.stream_handlers["dtrain-command"] = self._on_command
+        worker.handlers["dtrain_agent"] = self._on_request
+        self._agent.start()
+        self._tasks = [asyncio.create_task(self._say_hello())]
+
+    async def teardown(self, worker: Worker) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.to_thread(self._agent.stop)
+
+    async def _say_hello(self) -> None:
+        delay = 0.05
+        while True:
+            self._post("dtrain-hello", encode(self._hello))
+            await asyncio.sleep(delay)
+            delay = min(delay * 2, HELLO_EVERY)
+
+    def _post(self, op: str, data: bytes) -> None:
+        stream = self._worker.batched_stream
+        if stream is not None and stream.comm is not None and not stream.closed():
+            stream.send({"op": op, "data": data})
+
+    def _emit(self, job_id: str, news: Event | Report) -> None:
+        """From the agent's thread: queue, and wake the loop only when it has not been woken yet."""
+        is_event = isinstance(news, EVENT_TYPES)
+        self._outbox.append(Message(job_id, news, None) if is_event else Message(job_id, None, news))  # type: ignore[arg-type]
+        if not self._will_flush:
+            self._will_flush = True
+            try:
+                self._loop.call_soon_threadsafe(self._flush)
+            except RuntimeError:  # the loop has closed: nobody is left to tell
+                self._outbox.clear()
+
+    def _flush(self) -> None:
+        self._will_flush = False  # before the queue is read: what comes from now on wakes the loop again
+        batch = [self._outbox.popleft() for _ in range(len(self._outbox))]
+        if batch:
+            self._post("dtrain-report", encode(batch))
+
+    def _on_command(self, data: bytes) -> None:
+        self._agent.submit(decode_command(data))
+
+    async def _on_request(self, request: str, body: bytes) -> bytes:
+        match request:
+            case "log":
+                ask = decode(body, LogRequest)
+                page = await asyncio.to_thread(
+                    self._agent.read_log, ask.job_id, ask.rank, tail=ask.tail, grep=ask.grep, since=ask.since
+                )
+                return encode(page)
+            case "stacks":
+                return encode(await asyncio.to_thread(self._agent.stacks, decode(body, str)))
+        raise ValueError(f"an agent knows no request {request!r}")
+
+
+def find_gpus() -> tuple[str, ...]:
+    """The CUDA devices of this process, as CUDA_VISIBLE_DEVICES would name them; no CUDA call is made."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return tuple(part.strip() for part in visible.split(",") if part.strip() not in ("", "-1"))
+    root = Path("/proc/driver/nvidia/gpus")
+    return tuple(map(str, range(len(list(root.iterdir()))))) if root.is_dir() else ()

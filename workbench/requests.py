@@ -1,0 +1,107 @@
+"""What a client may ask of the runner: the bodies of requests, by the request's name. Values only."""
+
+from __future__ import annotations
+
+import msgspec
+
+from workbench.feed import Cursor
+from workbench.spec import JobSpec
+from workbench.state import JobPhase
+
+
+class Launch(msgspec.Struct, frozen=True, kw_only=True):
+    """`launch`: answered with the job's id. `ambient` is the caller's own environment: used, never recorded."""
+
+    spec: JobSpec
+    ambient: dict[str, str] = {}
+
+
+class ListJobs(msgspec.Struct, frozen=True, kw_only=True):
+    """`jobs`: newest first, answered with `list[JobSummary]`."""
+
+    limit: int = 50
+    offset: int = 0
+    phase: JobPhase | None = None
+
+
+class ListIds(msgspec.Struct, frozen=True, kw_only=True):
+    """`ids`: job ids that begin with `prefix`, newest first."""
+
+    prefix: str = ""
+    limit: int = 200
+
+
+class Follow(msgspec.Struct, frozen=True, kw_only=True):
+    """`follow`: answered with an `Update`, at once when there is news, else after at most `timeout` seconds."""
+
+    job_id: str
+    cursor: Cursor = Cursor()
+    timeout: float = 10.0
+
+
+class History(msgspec.Struct, frozen=True, kw_only=True):
+    """`history`: answered with `list[Bucket]`; `width` in s, None lets the amount of data decide."""
+
+    job_id: str
+    since: float = 0.0
+    until: float | None = None
+    ranks: tuple[int, ...] | None = None
+    width: float | None = None
+
+
+class ReadLog(msgspec.Struct, frozen=True, kw_only=True):
+    """`log`: one rank's page of its log, read on the rank's host."""
+
+    job_id: str
+    rank: int
+    tail: int | None = None
+    grep: str | None = None
+    since: int = 0
+
+
+class Cancel(msgspec.Struct, frozen=True, kw_only=True):
+    """`cancel`."""
+
+    job_id: str
+    force: bool = False
+    by: str = ""
+
+
+class Execute(msgspec.Struct, frozen=True, kw_only=True):
+    """`execute`: answered with `CellStarted`; `ranks` None means all."""
+
+    job_id: str
+    source: str
+    ranks: tuple[int, ...] | None = None
+
+
+class Push(msgspec.Struct, frozen=True, kw_only=True):
+    """`push`: answered with `CellStarted`."""
+
+    job_id: str
+    name: str
+    payload: bytes
+    ranks: tuple[int, ...] | None = None
+
+
+class Pull(msgspec.Struct, frozen=True, kw_only=True):
+    """`pull`: answered with `CellStarted`."""
+
+    job_id: str
+    name: str
+    ranks: tuple[int, ...] | None = None
+
+
+class Interrupt(msgspec.Struct, frozen=True, kw_only=True):
+    """`interrupt`."""
+
+    job_id: str
+    ranks: tuple[int, ...] | None = None
+
+
+class Inject(msgspec.Struct, frozen=True, kw_only=True):
+    """`inject`: a fault, on purpose."""
+
+    job_id: str
+    fault: str
+    rank: int

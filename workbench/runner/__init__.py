@@ -1,0 +1,1 @@
+"""The imperative shell around the controller: keeps the record, feeds events, carries out commands, answers."""

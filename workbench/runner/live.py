@@ -1,0 +1,195 @@
+"""One job in the runner's memory: its state, its record, and what clients may still ask of its recent past.
+
+Bounded: output for display by bytes, answers of cells by number and bytes; what falls out is counted, and the log files
+have all output.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Final, Generic, TypeVar
+
+from workbench.commands import Command
+from workbench.controller import transition
+from workbench.events import Event, PhaseChanged
+from workbench.feed import Bucket, Cursor, JobSummary, Update
+from workbench.state import JobState
+from workbench.store.jobfile import JobFile
+from workbench.telemetry import CellFinished, OutputWritten, RankBeat, Report, StepsTaken
+
+OUTPUT_BYTES: Final = 4 * 2**20
+CELL_BYTES: Final = 256 * 2**20
+WINDOW: Final = 5.0  # s over which a running job's throughput is taken
+
+T = TypeVar("T")
+
+
+class Ring(Generic[T]):
+    """The newest items, numbered from 1, bounded by their size in bytes."""
+
+    def __init__(self, limit: int, size: Callable[[T], int]) -> None:
+        self._items: deque[T] = deque()
+        self._limit, self._size, self._held = limit, size, 0
+        self.last = 0  # number of the newest
+        self.lost = 0  # bytes that fell out
+
+    def add(self, item: T) -> None:
+        self._items.append(item)
+        self.last += 1
+        self._held += self._size(item)
+        while self._held > self._limit and len(self._items) > 1:
+            gone = self._size(self._items.popleft())
+            self._held -= gone
+            self.lost += gone
+
+    def since(self, number: int) -> Iterator[T]:
+        """Items numbered above `number` that are still here."""
+        first = self.last - len(self._items)
+        skip = max(0, number - first)
+        return (item for index, item in enumerate(self._items) if index >= skip)
+
+
+class LiveJob:
+    """What the runner knows of a job. Used from the scheduler's loop alone."""
+
+    def __init__(self, job_id: str, file: JobFile) -> None:
+        self.job_id, self.file = job_id, file
+        self.ambient: dict[str, str] = {}
+        self._state: JobState | None = None
+        self._events: list[Event] = []
+        self._beats: dict[int, tuple[int, RankBeat]] = {}
+        self._beat = 0
+        self._output = Ring[OutputWritten](OUTPUT_BYTES, lambda chunk: len(chunk.text) + 64)
+        self._cells = Ring[CellFinished](CELL_BYTES, lambda cell: len(cell.payload) + len(cell.traceback) + 256)
+        self._output_dropped = self._telemetry_dropped = 0
+        self._waiters: set[asyncio.Future[None]] = set()
+        self.tick: asyncio.TimerHandle | None = None
+
+    @property
+    def state(self) -> JobState:
+        assert self._state is not None
+        return self._state
+
+    def restore(self) -> None:
+        """Fold the record that the file holds."""
+        for _, event in self.file.events():
+            self._state, _ = transition(self._state, event)
+            self._events.append(event)
+
+    def apply(self, event: Event) -> tuple[Command, ...]:
+        """Record a fact, then let it change the state; the commands that follow are the caller's to carry out."""
+        old = self._state
+        self.record(event)
+        self._state, commands = transition(old, event)
+        if old is None or self._state.phase is not old.phase:
+            state = self._state
+            self.record(
+                PhaseChanged(time=event.time, phase=state.phase, reason=state.reason, restart_count=state.restart_count)
+            )
+        return commands
+
+    def record(self, event: Event) -> None:
+        """Keep a fact that changes nothing."""
+        self.file.append(event)
+        self._events.append(event)
+        self.wake()
+
+    def report(self, report: Report) -> None:
+        """Take in telemetry of the current generation; an older one's tells nothing of now."""
+        match report:
+            case StepsTaken():
+                self.file.add_steps(report)
+                self._telemetry_dropped += report.dropped
+                return  # clients hear of it with the second's bucket
+            case RankBeat() if report.restart_count == self.state.restart_count:
+                self._beat += 1
+                self._beats[report.rank] = (self._beat, report)
+            case OutputWritten():
+                self._output_dropped += report.dropped
+                self._output.add(report)
+            case CellFinished():
+                self._cells.add(report)
+        self.wake()
+
+    def flush(self, now: float) -> None:
+        """Once a second: what came of telemetry goes to disk, and clients hear of it."""
+        self.file.flush(now)
+        self.wake()
+
+    # --- followers ---
+
+    def wake(self) -> None:
+        for waiter in self._waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+        self._waiters.clear()
+
+    async def changed(self, timeout: float) -> None:
+        """Return when something has come in, or after `timeout` seconds."""
+        waiter = asyncio.get_running_loop().create_future()
+        self._waiters.add(waiter)
+        try:
+            async with asyncio.timeout(timeout):
+                await waiter
+        except TimeoutError:
+            pass
+        finally:
+            self._waiters.discard(waiter)
+
+    def update(self, cursor: Cursor, now: float) -> Update:
+        """What is new since `cursor`."""
+        beats = tuple(beat for number, beat in self._beats.values() if number > cursor.beat)
+        buckets = tuple(self._buckets_since(cursor.bucket))
+        return Update(
+            state=self.state,
+            cursor=self.cursor(max((b.start + b.width for b in buckets), default=cursor.bucket)),
+            now=now,
+            events=tuple(self._events[cursor.event :]),
+            beats=beats,
+            buckets=buckets,
+            output=tuple(self._output.since(cursor.output)),
+            cells=tuple(self._cells.since(cursor.cells)),
+            output_dropped=self._output_dropped + self._output.lost,
+            telemetry_dropped=self._telemetry_dropped,
+        )
+
+    def cursor(self, bucket: float) -> Cursor:
+        """Where a client is that knows all there is now, buckets up to `bucket`."""
+        return Cursor(
+            event=len(self._events),
+            beat=self._beat,
+            output=self._output.last,
+            cells=self._cells.last,
+            bucket=bucket,
+        )
+
+    def _buckets_since(self, since: float) -> list[Bucket]:
+        return self.file.buckets(since=since)
+
+    def summary(self, now: float) -> JobSummary:
+        """The job's line in the list; throughput of the last seconds while it runs, of the whole run afterwards."""
+        state = self.state
+        ended = state.ended_at is not None
+        buckets = self.file.buckets(since=0.0 if ended else now - WINDOW)
+        span = (max(b.start + b.width for b in buckets) - min(b.start for b in buckets)) if buckets else 0.0
+        steps = [beat.step for _, beat in self._beats.values()] + [bucket.last_step for bucket in buckets]
+        return JobSummary(
+            job_id=self.job_id,
+            label=state.spec.label,
+            phase=state.phase,
+            reason=state.reason,
+            world_size=state.world_size,
+            submitted_at=state.submitted_at,
+            ended_at=state.ended_at,
+            step=max(steps, default=0),
+            throughput=sum(b.samples for b in buckets) / span if span else 0.0,
+            restart_count=state.restart_count,
+        )
+
+    def close(self) -> None:
+        if self.tick is not None:
+            self.tick.cancel()
+        self.file.close()
+        self.wake()

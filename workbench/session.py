@@ -1,0 +1,527 @@
+"""What a notebook, a script or a shell holds: a `Session` is a line to a pool, a `Job` is a name in it.
+
+Both are handles without state of their own: a client never owns a job. Values come from the pool's record each time
+they are asked for, so that two notebooks, a restarted kernel and the dashboard see the same.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import shutil
+import tokenize
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import msgspec
+
+import workbench.requests as rq
+from workbench.errors import (
+    JobError,
+    PoolUnavailableError,
+    RankFailedError,
+    RendezvousTimeoutError,
+    RestartsExhaustedError,
+    SpecError,
+    UsageError,
+)
+from workbench.events import Event
+from workbench.feed import Bucket, CellStarted, Cursor, JobSummary, PoolStatus, Update
+from workbench.pool import local
+from workbench.spec import EntrypointKind, JobSpec, check_spec
+from workbench.state import FailureKind, JobPhase, JobState, RankState
+from workbench.store.home import jobs_dir, log_path
+from workbench.telemetry import CellFinished, OutputWritten
+
+if TYPE_CHECKING:
+    from workbench.agent.logs import LogPage
+    from workbench.pool.client import PoolClient
+    from workbench.views.job import JobView
+
+SERVICE: Final = "workbench.runner.service:make_service"
+T = TypeVar("T")
+POLL: Final = 10.0  # s that one request for news may wait
+
+
+class Session:
+    """A connection to a pool.
+
+    `target` None: the pool of this machine called `pool`, started with `slots` slots (None: one a GPU, else one a core)
+    if it does not run and `start` is true. Else a cluster that runs already: an address (`tls://host:8786`), a
+    scheduler file, or a `dask.distributed.Client`.
+
+    Raises `PoolUnavailableError` when there is none within `timeout` seconds.
+    """
+
+    def __init__(
+        self,
+        target: Any = None,
+        *,
+        pool: str = "default",
+        slots: int | None = None,
+        start: bool = True,
+        timeout: float = 30.0,
+    ) -> None:
+        self.name = pool
+        self.was_started = False
+        self._client = self._local(slots, start, timeout) if target is None else self._foreign(target, timeout)
+        self._await_slots(timeout)
+
+    def _local(self, slots: int | None, start: bool, timeout: float) -> PoolClient:
+        if slots is not None and slots < 1:
+            raise UsageError(f"a pool of {slots} slots", hint="give at least 1")
+        mark = local.find_pool(self.name)
+        if mark is None:
+            if not start:
+                raise PoolUnavailableError(f"pool {self.name} does not run", hint="start it with: %dtrain up")
+            mark, self.was_started = local.start_pool(self.name, slots or _default_slots(), SERVICE)
+        if start:
+            local.start_dashboard()
+        from workbench.pool.client import PoolClient
+
+        return PoolClient.connect_local(self.name, mark, timeout)
+
+    def _foreign(self, target: Any, timeout: float) -> PoolClient:
+        from workbench.pool.client import PoolClient
+        from workbench.runner.service import make_service
+
+        return PoolClient.connect(target, functools.partial(make_service, self.name), jobs_dir(), timeout)
+
+    def _await_slots(self, timeout: float) -> None:
+        """A pool is there once a worker's agent has joined."""
+        import time
+
+        deadline = time.monotonic() + timeout
+        while not self.pool_status().workers:
+            if time.monotonic() > deadline:
+                raise PoolUnavailableError(
+                    f"no worker joined pool {self.name} within {timeout:.0f} s", hint="see worker.log in its directory"
+                )
+            time.sleep(0.02)
+
+    # --- the pool ---
+
+    @property
+    def address(self) -> str:
+        """The scheduler's address."""
+        return self._client.address
+
+    @property
+    def is_local(self) -> bool:
+        """Whether the pool is one of this machine, so that paths mean the same here and there."""
+        return self._client.is_local
+
+    def pool_status(self) -> PoolStatus:
+        """Workers, slots, and jobs that run or wait, as they are now."""
+        return self.ask("status", None, PoolStatus)
+
+    def ask(self, name: str, body: object, kind: type[T], timeout: float = 30.0) -> T:
+        """One request to the runner; see `workbench.requests`."""
+        return self._client.ask(name, body, kind, timeout)
+
+    def close(self) -> None:
+        """Hang up. The pool and its jobs go on."""
+        self._client.close()
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<Session: pool {self.name} at {self.address}>"
+
+    # --- jobs ---
+
+    def launch(
+        self,
+        entrypoint: str | os.PathLike[str] | Callable[..., Any] | None = None,
+        *,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        module: str | None = None,
+        source: str | None = None,
+        interactive: bool = False,
+        **options: Any,
+    ) -> Job:
+        """Start a job: a script, a module, a program's text, a function (with `args`, `kwargs`), or ranks that wait.
+
+        `options` are fields of `JobSpec`. Returns at once; the job may still wait for slots. Raises `SpecError`.
+        """
+        kind, fields = _entry(entrypoint, args, kwargs or {}, module, source, interactive)
+        known = set(JobSpec.__struct_fields__)
+        if unknown := sorted(set(options) - known):
+            raise SpecError(f"there is no launch option {unknown[0]!r}", hint=f"options: {', '.join(sorted(known))}")
+        try:
+            spec = msgspec.convert({**options, **fields, "kind": kind.value}, JobSpec)
+        except msgspec.ValidationError as error:
+            raise SpecError(f"a launch option is wrong: {error}") from None
+        return self.launch_spec(spec)
+
+    def launch_spec(self, spec: JobSpec) -> Job:
+        """Start what a spec describes; paths are taken from the working directory."""
+        ready = _check_here(check_spec(spec)) if self.is_local else check_spec(spec)
+        ambient = local.caller_environment() if self.is_local else {}
+        return Job(self, self.ask("launch", rq.Launch(spec=ready, ambient=ambient), str))
+
+    def attach(self, job_id: str) -> Job:
+        """A job by its id or an unambiguous beginning of it, running or ended. Raises `UnknownJobError`."""
+        return Job(self, self.ask("resolve", job_id, str))
+
+    def jobs(self, limit: int = 50, offset: int = 0, phase: JobPhase | None = None) -> list[JobSummary]:
+        """Jobs, newest first."""
+        return self.ask("jobs", rq.ListJobs(limit=limit, offset=offset, phase=phase), list[JobSummary])
+
+    def job_ids(self, prefix: str = "", limit: int = 200) -> list[str]:
+        """Ids that begin with `prefix`, newest first."""
+        return self.ask("ids", rq.ListIds(prefix=prefix, limit=limit), list[str])
+
+
+class Job:
+    """One job of a pool. Every property asks the pool; the values it gives are snapshots."""
+
+    def __init__(self, session: Session, job_id: str) -> None:
+        self.session, self.job_id = session, job_id
+
+    # --- what is ---
+
+    @property
+    def state(self) -> JobState:
+        return self.follow(Cursor(), timeout=0.0).state
+
+    @property
+    def phase(self) -> JobPhase:
+        return self.state.phase
+
+    @property
+    def reason(self) -> str:
+        """Why the phase is what it is, in words."""
+        return self.state.reason
+
+    @property
+    def spec(self) -> JobSpec:
+        return self.state.spec
+
+    @property
+    def ranks(self) -> tuple[RankState, ...]:
+        return self.state.ranks
+
+    def follow(self, cursor: Cursor | None = None, timeout: float = POLL) -> Update:
+        """What is new since `cursor` (None: all), at once when there is something, else after at most `timeout` s."""
+        request = rq.Follow(job_id=self.job_id, cursor=cursor or Cursor(), timeout=timeout)
+        return self.session.ask("follow", request, Update, timeout + 20.0)
+
+    def updates(self) -> Iterator[Update]:
+        """The whole history, then what comes, until the job has ended."""
+        update = self.follow(timeout=0.0)
+        yield update
+        while not update.state.phase.is_terminal:
+            update = self.follow(update.cursor)
+            yield update
+
+    def view(self) -> JobView:
+        """What panels show of the job now."""
+        from workbench.views.job import ViewBuilder
+
+        builder = ViewBuilder()
+        builder.add(self.follow(timeout=0.0))
+        return builder.view()
+
+    def events(self) -> list[Event]:
+        """The record, oldest first."""
+        return self.session.ask("events", self.job_id, list[Event])
+
+    def history(
+        self, width: float | None = None, ranks: Sequence[int] | None = None, since: float = 0.0
+    ) -> list[Bucket]:
+        """Steps folded into buckets of `width` s by rank; None lets the amount of data decide."""
+        chosen = None if ranks is None else tuple(ranks)
+        request = rq.History(job_id=self.job_id, width=width, ranks=chosen, since=since)
+        return self.session.ask("history", request, list[Bucket])
+
+    # --- waiting ---
+
+    def wait(self, timeout: float | None = None) -> JobPhase:
+        """Wait for the end. Raises the job's error when it FAILED, `TimeoutError` when it goes on. Stops nothing."""
+        error = self.exception(timeout)
+        if error is not None and self.phase is JobPhase.FAILED:
+            raise error
+        return self.phase
+
+    def exception(self, timeout: float | None = None) -> JobError | None:
+        """Wait for the end; the error of a job that did not succeed, else None."""
+        state = self._await_end(timeout)
+        return None if state.phase is JobPhase.SUCCEEDED else error_of(state)
+
+    def result(self, timeout: float | None = None) -> list[Any] | None:
+        """Wait for the end; of a launched function what each rank returned, in rank order. Raises the job's error."""
+        error = self.exception(timeout)
+        if error is not None:
+            raise error
+        update = self.follow(timeout=0.0)
+        if update.state.spec.kind is not EntrypointKind.FUNCTION:
+            return None
+        answers = {cell.rank: cell for cell in update.cells if cell.cell_id == "result"}
+        return [_unpickle(answers[rank]) if rank in answers else None for rank in range(update.state.world_size)]
+
+    def _await_end(self, timeout: float | None) -> JobState:
+        import time
+
+        deadline = None if timeout is None else time.monotonic() + timeout
+        update = self.follow(timeout=0.0)
+        while not update.state.phase.is_terminal:
+            left = POLL if deadline is None else deadline - time.monotonic()
+            if left <= 0:
+                raise TimeoutError(f"{self.job_id} is still {update.state.phase.value} after {timeout:g} s")
+            update = self.follow(update.cursor, timeout=min(POLL, left))
+        return update.state
+
+    # --- acting ---
+
+    def cancel(self, force: bool = False, by: str = "") -> JobPhase:
+        """End the job: SIGTERM, the spec's grace, SIGKILL; `force` leaves the grace out. Returns the phase it is in."""
+        request = rq.Cancel(job_id=self.job_id, force=force, by=by)
+        return self.session.ask("cancel", request, JobPhase)
+
+    def inject(self, fault: str, rank: int) -> None:
+        """Do a fault to a rank, on purpose: kill, stop, continue."""
+        self.session.ask("inject", rq.Inject(job_id=self.job_id, fault=fault, rank=rank), type(None))
+
+    def stacks(self) -> dict[int, str]:
+        """The Python stack of every running rank, as text."""
+        return self.session.ask("stacks", self.job_id, dict[int, str])
+
+    def log_page(self, rank: int, tail: int | None = None, grep: str | None = None, since: int = 0) -> LogPage:
+        """A page of one rank's log and where the next begins."""
+        from workbench.agent.logs import LogPage
+
+        request = rq.ReadLog(job_id=self.job_id, rank=rank, tail=tail, grep=grep, since=since)
+        return self.session.ask("log", request, LogPage)
+
+    def log_path(self, rank: int) -> Path:
+        """Where the rank's log lies on its host."""
+        return log_path(self.job_id, rank)
+
+    def logs(self, rank: int | None = None, tail: int | None = 50, grep: str | None = None) -> str:
+        """The last lines of a rank's output; of all ranks, each line labelled, when `rank` is None."""
+        if rank is not None:
+            return self.log_page(rank, tail=tail, grep=grep).text
+        count = self.state.world_size
+        pages = [(k, self.log_page(k, tail=tail, grep=grep).text) for k in range(count)]
+        return "\n".join(f"[rank {k}] {line}" for k, text in pages for line in text.splitlines())
+
+    # --- cells of an interactive job ---
+
+    def execute(self, source: str, ranks: Sequence[int] | None = None) -> CellRun:
+        """Run a cell on the ranks; iterate over what comes of it."""
+        if not source.strip():
+            raise SpecError("the cell is empty", hint="write what the ranks are to run")
+        return self._begin("execute", rq.Execute(job_id=self.job_id, source=source, ranks=_ranks(ranks)))
+
+    def interrupt(self, ranks: Sequence[int] | None = None) -> None:
+        """KeyboardInterrupt in the ranks' running cell; ranks, job and pool live on."""
+        self.session.ask("interrupt", rq.Interrupt(job_id=self.job_id, ranks=_ranks(ranks)), type(None), timeout=5.0)
+
+    def push(self, name: str, value: Any, ranks: Sequence[int] | None = None) -> None:
+        """Bind `name` to a copy of `value` in the ranks' namespaces."""
+        if not name.isidentifier():
+            raise UsageError(f"{name!r} is no variable name")
+        payload = _pickle(value, f"{name} cannot be sent")
+        run = self._begin("push", rq.Push(job_id=self.job_id, name=name, payload=payload, ranks=_ranks(ranks)))
+        run.answers_or_raise()
+
+    def pull(self, name: str, ranks: Sequence[int] | None = None) -> dict[int, Any]:
+        """The value of an expression in the ranks' namespaces, by rank."""
+        run = self._begin("pull", rq.Pull(job_id=self.job_id, name=name, ranks=_ranks(ranks)))
+        return {rank: _unpickle(answer) for rank, answer in sorted(run.answers_or_raise().items())}
+
+    def _begin(self, name: str, request: object) -> CellRun:
+        return CellRun(self, self.session.ask(name, request, CellStarted, 60.0))
+
+    # --- display ---
+
+    def __repr__(self) -> str:
+        return f"<Job {self.job_id}>"
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
+        from workbench.views.html import snapshot_html
+        from workbench.views.text import render_status
+
+        view = self.view()
+        return {"text/plain": render_status(view), "text/html": snapshot_html(view)}
+
+
+class CellRun:
+    """A cell on its way: iterate for output and answers as they come; ends when every rank has answered.
+
+    Raises the job's error when a rank that has not answered is gone.
+    """
+
+    def __init__(self, job: Job, started: CellStarted) -> None:
+        self.job, self.cell_id, self.ranks = job, started.cell_id, started.ranks
+        self.answers: dict[int, CellFinished] = {}
+        self.last: Update | None = None
+        self._cursor = started.cursor
+
+    def __iter__(self) -> Iterator[OutputWritten | CellFinished]:
+        while len(self.answers) < len(self.ranks):
+            yield from self.poll(POLL)
+
+    def poll(self, timeout: float) -> list[OutputWritten | CellFinished]:
+        """What has come since the last call, waiting at most `timeout` seconds for something."""
+        update = self.job.follow(self._cursor, timeout)
+        self._cursor, self.last = update.cursor, update
+        news: list[OutputWritten | CellFinished] = list(update.output)
+        for answer in update.cells:
+            if answer.cell_id == self.cell_id:
+                self.answers[answer.rank] = answer
+                news.append(answer)
+        if not news:
+            self._check(update.state)
+        return news
+
+    @property
+    def is_done(self) -> bool:
+        return len(self.answers) == len(self.ranks)
+
+    def answers_or_raise(self) -> dict[int, CellFinished]:
+        """All answers; the first that is an error is raised."""
+        for item in self:
+            if isinstance(item, CellFinished) and not item.ok:
+                raise RankFailedError(
+                    f"rank {item.rank}: {item.error}",
+                    job_id=self.job.job_id,
+                    rank=item.rank,
+                    traceback=item.traceback,
+                )
+        return self.answers
+
+    def _check(self, state: JobState) -> None:
+        gone = {rank.rank for rank in state.ranks if rank.phase.has_exited}
+        if state.phase.is_terminal or (gone & set(self.ranks)) - set(self.answers):
+            raise error_of(state)
+
+
+def error_of(state: JobState) -> JobError:
+    """The exception that a job which did not succeed stands for."""
+    failure = state.failure
+    job_id = state.job_id
+    if failure is None:
+        return JobError(f"{job_id}: {state.reason}", job_id=job_id)
+    reason = f"{job_id}: {state.reason}"
+    match failure.kind:
+        case FailureKind.TIMEOUT:
+            return RendezvousTimeoutError(reason, job_id=job_id, rank=failure.rank)
+        case FailureKind.LAUNCH | FailureKind.WORKER_LOST:
+            return JobError(reason, job_id=job_id, rank=failure.rank)
+    kind = RestartsExhaustedError if state.restart_count else RankFailedError
+    return kind(reason, job_id=job_id, rank=failure.rank, traceback=failure.traceback, log_path=failure.log_path)
+
+
+def stop_pool(name: str = "default", timeout: float = 10.0) -> bool:
+    """End a pool of this machine with all its jobs; False when it did not run."""
+    mark = local.find_pool(name)
+    if mark is None:
+        local.stop_dashboard_if_unused()
+        return False
+    with contextlib.suppress(Exception), Session(pool=name, start=False, timeout=5.0) as session:
+        session.ask("shutdown", timeout, type(None), timeout + 5.0)
+    local.await_end(local.pool_dir(name))
+    local.stop_dashboard_if_unused()
+    return True
+
+
+def _default_slots() -> int:
+    """0 leaves it to the worker where there are GPUs; else one slot a core."""
+    from workbench.pool.worker import find_gpus
+
+    return 0 if find_gpus() else len(os.sched_getaffinity(0))
+
+
+def _ranks(ranks: Sequence[int] | None) -> tuple[int, ...] | None:
+    return None if ranks is None else tuple(ranks)
+
+
+# --- what can be checked before anything is sent ----------------------------------------------------------------------
+
+
+def _entry(
+    entrypoint: Any,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    module: str | None,
+    source: str | None,
+    interactive: bool,
+) -> tuple[EntrypointKind, dict[str, Any]]:
+    """Which kind of program was given, and the spec's fields for it."""
+    given = [entrypoint is not None, module is not None, source is not None and entrypoint is None, interactive]
+    if sum(given) != 1:
+        what = "nothing to launch was given" if not any(given) else "more than one thing to launch was given"
+        raise SpecError(what, hint="give one of: a script, module=, source=, interactive=True, a function")
+    words = tuple(map(str, args))
+    if interactive:
+        return EntrypointKind.INTERACTIVE, {"args": words}
+    if module is not None:
+        return EntrypointKind.MODULE, {"entrypoint": module, "args": words}
+    if source is not None:
+        return EntrypointKind.SOURCE, {"source": source, "args": words}
+    if callable(entrypoint):
+        name = getattr(entrypoint, "__name__", type(entrypoint).__name__)
+        payload = _pickle((entrypoint, tuple(args), dict(kwargs)), f"{name}() cannot be sent to the ranks")
+        return EntrypointKind.FUNCTION, {"entrypoint": name, "payload": payload}
+    return EntrypointKind.SCRIPT, {"entrypoint": os.fspath(entrypoint), "args": words}
+
+
+def _check_here(spec: JobSpec) -> JobSpec:
+    """Make paths absolute, and find out at once what every rank would find out later."""
+    cwd = Path(spec.cwd or Path.cwd()).expanduser().absolute()
+    if not cwd.is_dir():
+        raise SpecError(f"the working directory {cwd} does not exist")
+    changes: dict[str, Any] = {"cwd": str(cwd)}
+    if spec.python:
+        found = shutil.which(spec.python)
+        if found is None:
+            raise SpecError(f"there is no interpreter {spec.python!r}", hint="give the path of a python executable")
+        changes["python"] = str(Path(found).absolute())
+    if spec.kind is EntrypointKind.SCRIPT:
+        script = (cwd / Path(spec.entrypoint).expanduser()).absolute()
+        changes["entrypoint"] = str(script)
+        _check_script(script, compiles=not spec.python)
+    return msgspec.structs.replace(spec, **changes)
+
+
+def _check_script(script: Path, *, compiles: bool) -> None:
+    if not script.is_file():
+        near = sorted(path.name for path in script.parent.glob("*.py"))[:8] if script.parent.is_dir() else []
+        raise SpecError(
+            f"there is no script {script}", hint=f"scripts there: {', '.join(near)}" if near else "check the path"
+        )
+    try:
+        with tokenize.open(script) as file:
+            text = file.read()
+        if compiles:
+            compile(text, str(script), "exec", dont_inherit=True)
+    except SyntaxError as error:
+        where = f", line {error.lineno}" if error.lineno else ""
+        raise SpecError(f"{script.name}{where}: {error.msg}", hint="correct the script, then launch again") from None
+    except (OSError, ValueError) as error:
+        raise SpecError(f"{script} cannot be read: {error}") from None
+
+
+def _pickle(value: Any, complaint: str) -> bytes:
+    import cloudpickle
+
+    try:
+        data: bytes = cloudpickle.dumps(value)
+    except Exception as error:
+        raise SpecError(f"{complaint}: {error}", hint="leave out what holds open files, locks or sockets") from error
+    return data
+
+
+def _unpickle(answer: CellFinished) -> Any:
+    import cloudpickle
+
+    return cloudpickle.loads(answer.payload)
