@@ -15,6 +15,7 @@ import msgspec
 from workbench.errors import SpecError
 
 MAX_RANKS: Final = 65_536
+MAX_SOURCE: Final = 2**20  # bytes: more is data, and data belongs in a file
 NAME_PATTERN: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}\Z")
 
 
@@ -106,6 +107,11 @@ def _complaints(spec: JobSpec) -> list[tuple[bool, str, str]]:
             "give a script, -m MODULE, a cell or --interactive",
         ),
         (kind is EntrypointKind.SOURCE and not spec.source.strip(), "the cell is empty", "put the program in the cell"),
+        (
+            len(spec.source) > MAX_SOURCE,
+            f"the cell is {len(spec.source) / 2**20:.1f} MiB",
+            f"at most {MAX_SOURCE / 2**20:.0f} MiB is sent to the ranks; put data in a file that they read",
+        ),
         (
             bool(spec.name) and not NAME_PATTERN.match(spec.name),
             f"{spec.name!r} cannot be a job name",

@@ -70,7 +70,7 @@ async def run_scheduler(options: argparse.Namespace) -> None:
 
 async def run_worker(options: argparse.Namespace) -> None:
     directory = Path(options.dir)
-    address = await _scheduler_address(directory)
+    address = await scheduler_address(directory)
     scratch = directory / "scratch"
     plugin = AgentPlugin(str(jobs_dir()), options.slots, tuple(filter(None, options.preload.split(","))))
     worker = Worker(
@@ -93,7 +93,8 @@ async def run_worker(options: argparse.Namespace) -> None:
         shutil.rmtree(scratch, ignore_errors=True)
 
 
-async def _scheduler_address(directory: Path) -> str:
+async def scheduler_address(directory: Path) -> str:
+    """Where the pool in `directory` has its scheduler, once it has one."""
     deadline = time.monotonic() + START_TIMEOUT
     while time.monotonic() < deadline:
         mark = read_marks(directory).get("scheduler")

@@ -53,14 +53,7 @@ class AgentPlugin(WorkerPlugin):  # type: ignore[misc]
         self._loop = asyncio.get_running_loop()
         gpus = find_gpus()
         slots = self._slots or len(gpus) or worker.state.nthreads
-        self._agent = Agent(
-            worker=worker.address,
-            jobs_dir=Path(self._jobs_dir),
-            emit=self._emit,
-            python=sys.executable,
-            preload=self._preload,
-            gpus=gpus,
-        )
+        self._agent = self._make_agent(worker.address, gpus)
         self._hello = Hello(
             protocol=PROTOCOL,
             host=get_address_host(worker.address),
@@ -72,6 +65,16 @@ class AgentPlugin(WorkerPlugin):  # type: ignore[misc]
         worker.handlers["dtrain_agent"] = self._on_request
         self._agent.start()
         self._tasks = [asyncio.create_task(self._say_hello())]
+
+    def _make_agent(self, address: str, gpus: tuple[str, ...]) -> Agent:
+        return Agent(
+            worker=address,
+            jobs_dir=Path(self._jobs_dir),
+            emit=self._emit,
+            python=sys.executable,
+            preload=self._preload,
+            gpus=gpus,
+        )
 
     async def teardown(self, worker: Worker) -> None:
         for task in self._tasks:

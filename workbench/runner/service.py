@@ -32,7 +32,7 @@ from workbench.commands import (
     RequestSlots,
     StartRanks,
 )
-from workbench.errors import InvalidTransitionError, PoolError, UnknownJobError, UsageError
+from workbench.errors import InvalidTransitionError, NotEnoughSlotsError, PoolError, UnknownJobError, UsageError
 from workbench.events import (
     CancelRequested,
     Event,
@@ -46,7 +46,7 @@ from workbench.events import (
     WorkerLost,
 )
 from workbench.feed import Bucket, CellStarted, JobSummary, PoolStatus, Update
-from workbench.policy.placement import Granted, Waiting
+from workbench.policy.placement import Granted, Refused, Waiting, place
 from workbench.pool.messages import PROTOCOL, Hello, Message, decode, encode
 from workbench.pool.scheduler import SchedulerLink
 from workbench.runner.live import LiveJob
@@ -290,6 +290,9 @@ class Runner:
 
     def _launch(self, request: rq.Launch) -> str:
         spec = check_spec(request.spec)
+        decision = place(spec, self._slots.free())
+        if isinstance(decision, Refused):
+            raise NotEnoughSlotsError(decision.reason)
         job_id = self._new_id(spec)
         job = LiveJob(job_id, JobFile.create(job_path(job_id), job_id))
         job.ambient = request.ambient
