@@ -81,7 +81,7 @@ class Session:
             local.start_dashboard()
         from workbench.pool.client import PoolClient
 
-        return PoolClient.connect_local(self.name, mark, timeout)
+        return PoolClient.connect_local(self.name, mark)
 
     def _foreign(self, target: Any, timeout: float) -> PoolClient:
         from workbench.pool.client import PoolClient

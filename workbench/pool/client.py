@@ -1,6 +1,7 @@
 """A client's side: ask the runner, wait for its answer, on the caller's thread and interruptible.
 
-The connection is Dask's `Client`. Waiting never holds the GIL or the loop, so Ctrl-C and the notebook's interrupt end a
+One Dask connection pool on an event loop in a thread of its own; no `dask.distributed.Client`, which would go on trying
+to reconnect, and say so in whichever cell runs. Waiting never holds the GIL, so Ctrl-C or the notebook's interrupt ends a
 wait within milliseconds and leave the connection usable.
 """
 
@@ -9,10 +10,14 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
+import json
+import threading
 from pathlib import Path
 from typing import Any, TypeVar
 
 from distributed import Client
+from distributed.core import ConnectionPool
+from distributed.security import Security
 
 from workbench import __version__
 from workbench.errors import PoolLostError, PoolUnavailableError
@@ -29,88 +34,90 @@ T = TypeVar("T")
 class PoolClient:
     """Requests to one pool. `is_local`: its processes are this machine's and see this process' files."""
 
-    def __init__(self, client: Client, *, owns: bool, is_local: bool) -> None:
-        self._client, self._owns, self.is_local = client, owns, is_local
+    def __init__(self, address: str, security: Security, *, is_local: bool) -> None:
+        self.address, self.is_local = address, is_local
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="dtrain-client", daemon=True)
+        self._thread.start()
+        self._rpc = asyncio.run_coroutine_threadsafe(_connections(security), self._loop).result(10.0)
 
     @classmethod
-    def connect_local(cls, name: str, mark: Mark, timeout: float) -> PoolClient:
+    def connect_local(cls, name: str, mark: Mark) -> PoolClient:
         """Join a pool of this machine, found by its mark; another version's is refused."""
         if mark.version != __version__:
             raise PoolUnavailableError(
                 f"pool {name} runs version {mark.version}, this is {__version__}",
-                hint=f"stop it with: dtrain pool stop --pool {name}",
+                hint=f"stop it with: dtrain pool stop --name {name}",
             )
-        return cls(_dial(mark.address, timeout, security=security_in(pool_dir(name))), owns=True, is_local=True)
+        return cls(mark.address, security_in(pool_dir(name)), is_local=True)
 
     @classmethod
     def connect(cls, target: str | Client, make_service: Any, jobs_dir: Path, timeout: float) -> PoolClient:
         """Join a cluster that the user runs: an address, a scheduler file, or a `Client`; our plugins go there."""
-        if isinstance(target, str):
-            is_file = target.endswith(".json") or Path(target).is_file()
-            client = _dial(None if is_file else target, timeout, scheduler_file=target if is_file else None)
-        else:
-            client = target
+        client = _dial(target, timeout) if isinstance(target, str) else target
         try:
             client.register_plugin(AgentPlugin(str(jobs_dir)))
             client.register_plugin(RunnerPlugin(make_service), name=RUNNER_PLUGIN)
-        except Exception:
+            return cls(client.scheduler.address, client.security, is_local=False)
+        finally:
             if client is not target:
                 client.close(timeout=2)
-            raise
-        return cls(client, owns=client is not target, is_local=False)
-
-    @property
-    def address(self) -> str:
-        return str(self._client.scheduler.address) if self._client.scheduler is not None else ""
 
     def ask(self, name: str, body: object, kind: type[T], timeout: float = 30.0) -> T:
         """One request; raises what the runner raised, or `PoolLostError` when nothing answers any more."""
-        return self.finish(self.begin(name, body, timeout), kind, timeout)
-
-    def begin(self, name: str, body: object, timeout: float = 30.0) -> concurrent.futures.Future[bytes]:
-        """Send a request and do not wait."""
-        call = self._call(name, encode(body), timeout)
-        try:
-            return asyncio.run_coroutine_threadsafe(call, self._client.loop.asyncio_loop)
-        except RuntimeError as error:
-            call.close()
-            raise self._lost() from error
-
-    def finish(self, future: concurrent.futures.Future[bytes], kind: type[T], timeout: float = 30.0) -> T:
-        """Wait for what `begin` began."""
+        future = self.begin(name, body, timeout)
         try:
             return decode(future.result(timeout + 5.0), kind)
-        except (OSError, concurrent.futures.CancelledError, TimeoutError) as error:
+        except (OSError, concurrent.futures.CancelledError) as error:  # OSError: closed, refused, timed out
             raise self._lost() from error
-        except BaseException:
+        finally:
             future.cancel()
-            raise
+
+    def begin(self, name: str, body: object, timeout: float = 30.0) -> concurrent.futures.Future[bytes]:
+        """Send a request and do not wait for its answer."""
+        if self._loop.is_closed():
+            raise self._lost()
+        return asyncio.run_coroutine_threadsafe(self._call(name, encode(body), timeout), self._loop)
 
     async def _call(self, name: str, body: bytes, timeout: float) -> bytes:
-        scheduler = self._client.scheduler
-        if scheduler is None or self._client.status not in ("running", "connecting"):
-            raise self._lost()
-        answer = await asyncio.wait_for(scheduler.dtrain(request=name, body=body), timeout)
+        call = self._rpc(self.address).dtrain(request=name, body=body)
+        answer = await asyncio.wait_for(call, timeout)
         if answer["ok"]:
             return bytes(answer["body"])
-        raise from_fault(decode(answer["body"], Fault))
+        raise from_fault(decode(bytes(answer["body"]), Fault))
 
     def _lost(self) -> PoolLostError:
-        return PoolLostError(
-            f"the pool at {self.address or 'its old address'} does not answer", hint="start it again with: %dtrain up"
-        )
+        return PoolLostError(f"the pool at {self.address} does not answer", hint="start it again with: %dtrain up")
 
     def close(self) -> None:
-        if self._owns:
-            with contextlib.suppress(Exception):
-                self._client.close(timeout=2)
+        """Hang up; a second call does nothing."""
+        if self._loop.is_closed():
+            return
+        with contextlib.suppress(Exception):
+            asyncio.run_coroutine_threadsafe(self._rpc.close(), self._loop).result(2.0)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(2.0)
+        if not self._thread.is_alive():
+            self._loop.close()
 
 
-def _dial(address: str | None, timeout: float, **options: Any) -> Client:
-    where = address or options.get("scheduler_file")
+async def _connections(security: Security) -> ConnectionPool:
+    rpc = ConnectionPool(
+        limit=32,
+        connection_args=security.get_connection_args("client"),
+        timeout=5.0,
+        server=None,
+    )
+    await rpc.start()
+    return rpc
+
+
+def _dial(target: str, timeout: float) -> Client:
+    """A client for an address, or for the scheduler that a file names."""
     try:
-        return Client(address, timeout=timeout, set_as_default=False, name="dtrain", **options)
-    except (OSError, ValueError, TimeoutError) as error:
+        address = json.loads(Path(target).read_text())["address"] if Path(target).is_file() else target
+        return Client(address, timeout=timeout, set_as_default=False, name="dtrain")
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise PoolUnavailableError(
-            f"nothing answers at {where}: {error}", hint="is the scheduler running, and is the address right?"
+            f"nothing answers at {target}: {error}", hint="is the scheduler running, and is the address right?"
         ) from error
