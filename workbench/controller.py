@@ -6,12 +6,11 @@ events gives its live state again, exactly. Rules kept here:
 - an event of another generation (`restart_count`) changes nothing;
 - no generation starts before every process of the old one has exited;
 - a terminal job never changes again, and has no rank left;
-- of several failures the first cause is the highest `FailureKind`, among equals the earliest.
+- which end of a rank is a failure, and which failure is the first cause, is `policy.failure`.
 """
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
@@ -38,10 +37,18 @@ from workbench.events import (
     Ticked,
     WorkerLost,
 )
+from workbench.policy.failure import (
+    SETTLE,
+    exit_failure,
+    exit_phase,
+    first_cause,
+    launch_failure,
+    loss_failure,
+    raise_failure,
+    silence_failure,
+)
 from workbench.spec import EntrypointKind
 from workbench.state import Failure, FailureKind, JobPhase, JobState, RankPhase, RankState
-
-SETTLE: Final = 0.2  # s that a first failure waits for one that outranks it before it is told
 
 Outcome = tuple[JobState, tuple[Command, ...]]
 
@@ -49,7 +56,8 @@ Outcome = tuple[JobState, tuple[Command, ...]]
 def transition(state: JobState | None, event: Event) -> Outcome:
     """Apply one event. `state` is None before the job's `LaunchRequested` and never after.
 
-    Raises `InvalidTransitionError` when the first event is not `LaunchRequested` or a second one comes.
+    Raises `InvalidTransitionError` when the first event is not `LaunchRequested`, when a second one comes, and when a
+    current event is of a rank that the generation does not have.
     """
     if isinstance(event, LaunchRequested) is not (state is None):
         raise InvalidTransitionError(f"{type(event).__name__} cannot come here", [state, event])
@@ -85,12 +93,17 @@ def _launch(event: LaunchRequested) -> Outcome:
 # --- slots and start --------------------------------------------------------------------------------------------------
 
 
+def _awaits_slots(state: JobState) -> bool:
+    """Whether slots were asked for; while an old generation is still on its way out they were not."""
+    return state.phase is JobPhase.INIT or (state.phase is JobPhase.RECOVERING and not state.ranks)
+
+
 def _await_slots(state: JobState, event: SlotsAwaited) -> Outcome:
-    return replace(state, reason=event.reason), ()
+    return (replace(state, reason=event.reason), ()) if _awaits_slots(state) else (state, ())
 
 
 def _grant(state: JobState, event: SlotsGranted) -> Outcome:
-    if state.phase not in (JobPhase.INIT, JobPhase.RECOVERING):
+    if not _awaits_slots(state):
         return state, ()
     first = event.placements[0]
     ranks = tuple(RankState(rank=p.rank, worker=p.worker) for p in event.placements)
@@ -115,12 +128,17 @@ def _grant(state: JobState, event: SlotsGranted) -> Outcome:
 
 
 def _refuse(state: JobState, event: LaunchRefused) -> Outcome:
+    if not _awaits_slots(state):
+        return state, ()
+    if state.failure is not None:  # it ran before, and what ended it then is still the first cause
+        reason = f"{state.failure.reason}; it cannot restart: {event.reason}"
+        return _end(state, JobPhase.FAILED, reason, event.time)
     failure = Failure(kind=FailureKind.LAUNCH, rank=None, reason=event.reason, time=event.time)
-    return _end(replace(state, failures=(failure,), failure=failure), JobPhase.FAILED, event.reason, event.time)
+    return _end_failed(replace(state, failures=(failure,)), event.time)
 
 
 def _store_started(state: JobState, event: StoreStarted) -> Outcome:
-    if state.phase is not JobPhase.LAUNCHING:
+    if state.phase is not JobPhase.LAUNCHING or state.master is not None:
         return state, ()
     master = (event.host, event.port)
     nnodes = len({p.node_rank for p in state.placements})
@@ -143,111 +161,74 @@ def _store_started(state: JobState, event: StoreStarted) -> Outcome:
 
 def _rank_started(state: JobState, event: RankStarted) -> Outcome:
     started = _with_rank(state, event.rank, phase=RankPhase.HEALTHY, pid=event.pid, log_path=event.log_path)
-    if started.phase is not JobPhase.LAUNCHING or any(r.phase is RankPhase.INIT for r in started.ranks):
-        return started, ()
-    healthy = _enter(started, JobPhase.HEALTHY, _running_text(started), event.time)
+    return _running(started, event.time)
+
+
+def _running(state: JobState, time: float) -> Outcome:
+    """A generation of which something is alive: HEALTHY once every rank has started."""
+    if state.phase is JobPhase.HEALTHY:
+        return replace(state, reason=_running_text(state)), ()
+    if state.phase is not JobPhase.LAUNCHING or any(r.phase is RankPhase.INIT for r in state.ranks):
+        return state, ()
+    healthy = _enter(state, JobPhase.HEALTHY, _running_text(state), time)
     if state.restart_count == 0:
         return healthy, ()
-    finished = RecoveryFinished(time=event.time, restart_count=state.restart_count)
+    finished = RecoveryFinished(time=time, restart_count=state.restart_count)
     return healthy, (Announce(job_id=state.job_id, event=finished),)
 
 
 def _running_text(state: JobState) -> str:
-    count = len(state.ranks)
+    alive = sum(not r.phase.has_exited for r in state.ranks)
     ready = "ready for cells" if state.spec.kind is EntrypointKind.INTERACTIVE else "running"
+    finished = f", {len(state.ranks) - alive} finished" if alive < len(state.ranks) else ""
     restarts = f", restart {state.restart_count} of {state.spec.max_restarts}" if state.restart_count else ""
-    return f"{count} of {count} ranks {ready}{restarts}"
+    return f"{alive} of {len(state.ranks)} {'rank' if len(state.ranks) == 1 else 'ranks'} {ready}{finished}{restarts}"
 
 
 # --- ends and failures ------------------------------------------------------------------------------------------------
 
 
 def _rank_raised(state: JobState, event: RankRaised) -> Outcome:
-    failure = Failure(
-        kind=FailureKind.COLLECTIVE if event.is_collective else FailureKind.EXCEPTION,
-        rank=event.rank,
-        reason=f"rank {event.rank} raised {event.error}{_at(event.step)}",
-        time=event.time,
-        traceback=event.traceback,
-        step=event.step,
-        log_path=_rank(state, event.rank).log_path,
-    )
-    return _fail(state, (failure,), event.time)
+    failure = raise_failure(state, event, _rank(state, event.rank))
+    return (state, ()) if failure is None else _fail(state, (failure,), event.time)
 
 
 def _rank_exited(state: JobState, event: RankExited) -> Outcome:
     rank = _rank(state, event.rank)
     if rank.phase.has_exited:
         return state, ()
-    failure = _exit_failure(state, event)
-    phase = (
-        RankPhase.STOPPED if _was_stopped(event) else RankPhase.SUCCEEDED if event.exit_code == 0 else RankPhase.FAILED
-    )
+    failure = exit_failure(state, event, rank)
+    phase = exit_phase(state, event)
     exited = _with_rank(state, event.rank, phase=phase, exit_code=event.exit_code, signal=event.signal)
-    if failure is not None:
-        return _fail(exited, (failure,), event.time)
-    return _settle(exited, event.time)
-
-
-def _was_stopped(event: RankExited) -> bool:
-    """Whether the rank ended because the agent ended it, and not of itself at the same moment."""
-    if event.stop_signal is None:
-        return False
-    return event.signal in (None, signal.SIGTERM, event.stop_signal)
-
-
-def _exit_failure(state: JobState, event: RankExited) -> Failure | None:
-    """What the exit says that is not known yet; None for a good end, ours, or one that the rank explained before."""
-    has_said = any(f.rank == event.rank for f in state.failures)
-    if event.exit_code == 0 or _was_stopped(event) or (has_said and event.signal is None):
-        return None
-    name = _signal_name(event.signal)
-    how = f"killed by {name}" if name else f"exited with code {event.exit_code}" if event.exit_code else "ended"
-    doing = f" while {event.doing}" if event.doing else ""
-    detail = f": {event.detail}" if event.detail else ""
-    return Failure(
-        kind=FailureKind.EXIT if event.signal is None and event.exit_code is not None else FailureKind.SIGNAL,
-        rank=event.rank,
-        reason=f"rank {event.rank} {how}{_at(event.step)}{doing}{detail}",
-        time=event.time,
-        step=event.step,
-        log_path=event.log_path or _rank(state, event.rank).log_path,
-    )
+    return _settle(exited, event.time) if failure is None else _fail(exited, (failure,), event.time)
 
 
 def _launch_failed(state: JobState, event: LaunchFailed) -> Outcome:
+    if not state.ranks:
+        return state, ()
     gone = tuple(
         replace(r, phase=RankPhase.FAILED)
         if r.phase is RankPhase.INIT and r.worker == event.worker and (event.rank is None or event.rank == r.rank)
         else r
         for r in state.ranks
     )
-    failure = Failure(kind=FailureKind.LAUNCH, rank=event.rank, reason=event.reason, time=event.time)
-    return _fail(replace(state, ranks=gone), (failure,), event.time)
+    return _fail(replace(state, ranks=gone), (launch_failure(event),), event.time)
 
 
 def _worker_lost(state: JobState, event: WorkerLost) -> Outcome:
     lost = [r for r in state.ranks if r.worker == event.worker and not r.phase.has_exited]
     if not lost:
         return state, ()
-    names = [r.rank for r in lost]
+    names = {r.rank for r in lost}
     gone = tuple(replace(r, phase=RankPhase.FAILED) if r.rank in names else r for r in state.ranks)
-    why = f": {event.reason}" if event.reason else ""
-    failures = tuple(
-        Failure(
-            kind=FailureKind.WORKER_LOST,
-            rank=rank,
-            reason=f"rank {rank} was lost with its worker {event.worker}{why}",
-            time=event.time,
-        )
-        for rank in names
-    )
+    failures = tuple(loss_failure(event, rank) for rank in lost)
     return _fail(replace(state, ranks=gone), failures, event.time)
 
 
 def _fail(state: JobState, failures: tuple[Failure, ...], time: float) -> Outcome:
     """Note failures; the first of a generation ends it."""
-    noted = replace(state, failures=(*state.failures, *failures))
+    news = tuple(f for f in failures if f not in state.failures)
+    noted = replace(state, failures=(*state.failures, *news))
     if state.phase not in (JobPhase.LAUNCHING, JobPhase.HEALTHY):
         return _settle(noted, time)
     cause = first_cause(noted.failures)
@@ -263,24 +244,17 @@ def _may_restart(state: JobState) -> bool:
     return launchable and state.restart_count < state.spec.max_restarts
 
 
-def first_cause(failures: tuple[Failure, ...]) -> Failure:
-    """The failure that explains the others: the highest kind, among equals the earliest, then the lowest rank."""
-    return min(failures, key=lambda f: (-f.kind, f.time, -1 if f.rank is None else f.rank))
-
-
 def _settle(state: JobState, time: float) -> Outcome:
     """When every process of the generation is gone: the next one, or the end."""
     if not _all_gone(state):
-        return state, ()
+        return _running(state, time)
     match state.phase:
         case JobPhase.RECOVERING:
             return _restart(state, time)
-        case JobPhase.STOPPING if state.cancelled or not state.failures:
+        case JobPhase.STOPPING if state.cancelled:
             return _end(state, JobPhase.STOPPED, state.reason, time)
         case JobPhase.STOPPING:
-            told, commands = _tell(state, time)
-            ended, more = _end(told, JobPhase.FAILED, _final_reason(told), time)
-            return ended, (*commands, *more)
+            return _end_failed(state, time)
         case JobPhase.HEALTHY | JobPhase.LAUNCHING:
             reason = f"all {len(state.ranks)} ranks finished" if len(state.ranks) > 1 else "the rank finished"
             return _end(state, JobPhase.SUCCEEDED, reason, time)
@@ -297,15 +271,15 @@ def _all_gone(state: JobState) -> bool:
 
 def _final_reason(state: JobState) -> str:
     assert state.failure is not None
-    if not state.spec.max_restarts or state.failure.kind is FailureKind.LAUNCH:
+    if not 0 < state.spec.max_restarts <= state.restart_count:
         return state.failure.reason
     return f"{state.failure.reason}; no restart left of {state.spec.max_restarts}"
 
 
 def _tell(state: JobState, time: float) -> Outcome:
-    """Announce the generation's first cause, once."""
+    """Announce the generation's first cause: once, and again only when a later word shows that it was another."""
     cause = first_cause(state.failures)
-    if state.failure is cause or state.failure == cause:
+    if state.failure == cause:
         return replace(state, deadline=None), ()
     rest = tuple(f for f in state.failures if f is not cause)
     told = FailureDetected(time=time, restart_count=state.restart_count, failure=cause, consequences=rest)
@@ -336,6 +310,12 @@ def _end(state: JobState, phase: JobPhase, reason: str, time: float) -> Outcome:
     return ended, (*_stop(state, 0.0), ReleaseSlots(job_id=state.job_id))
 
 
+def _end_failed(state: JobState, time: float) -> Outcome:
+    told, commands = _tell(state, time)
+    ended, more = _end(told, JobPhase.FAILED, _final_reason(told), time)
+    return ended, (*commands, *more)
+
+
 def _cancel(state: JobState, event: CancelRequested) -> Outcome:
     grace = 0.0 if event.force else state.spec.stop_grace
     by = f" by {event.by}" if event.by else ""
@@ -347,28 +327,26 @@ def _cancel(state: JobState, event: CancelRequested) -> Outcome:
 
 
 def _pool_lost(state: JobState, event: PoolLost) -> Outcome:
-    failure = Failure(kind=FailureKind.WORKER_LOST, rank=None, reason=event.reason, time=event.time)
     gone = tuple(r if r.phase.has_exited else replace(r, phase=RankPhase.FAILED) for r in state.ranks)
+    if state.phase is JobPhase.STOPPING:  # it was to end, for a reason that stands
+        return _settle(replace(state, ranks=gone), event.time)
+    failure = Failure(kind=FailureKind.WORKER_LOST, rank=None, reason=event.reason, time=event.time)
+    told = FailureDetected(
+        time=event.time, restart_count=state.restart_count, failure=failure, consequences=state.failures
+    )
     lost = replace(state, ranks=gone, failures=(*state.failures, failure), failure=failure)
-    return _end(lost, JobPhase.FAILED, event.reason, event.time)
+    ended, commands = _end(lost, JobPhase.FAILED, event.reason, event.time)
+    return ended, (Announce(job_id=state.job_id, event=told), *commands)
 
 
 def _tick(state: JobState, event: Ticked) -> Outcome:
     if state.deadline is None or event.time < state.deadline:
         return state, ()
     if state.phase is JobPhase.LAUNCHING:
-        return _fail(state, (_late(state, event.time),), event.time)
+        return _fail(state, (silence_failure(state, event.time),), event.time)
     if state.failures:
         return _tell(state, event.time)
     return replace(state, deadline=None), ()
-
-
-def _late(state: JobState, time: float) -> Failure:
-    waiting = [r.rank for r in state.ranks if r.phase is RankPhase.INIT]
-    what = "the rendezvous store" if state.master is None else f"rank {', '.join(map(str, waiting[:8]))}"
-    more = f" and {len(waiting) - 8} more" if state.master is not None and len(waiting) > 8 else ""
-    reason = f"{what}{more} did not start within {state.spec.startup_timeout:g} s"
-    return Failure(kind=FailureKind.TIMEOUT, rank=waiting[0] if waiting else None, reason=reason, time=time)
 
 
 # --- small parts ------------------------------------------------------------------------------------------------------
@@ -398,19 +376,6 @@ def _with_rank(state: JobState, rank: int, **changes: Any) -> JobState:
     if old.phase.has_exited:
         return state
     return replace(state, ranks=(*state.ranks[:rank], replace(old, **changes), *state.ranks[rank + 1 :]))
-
-
-def _at(step: int | None) -> str:
-    return "" if step is None else f" at step {step}"
-
-
-def _signal_name(number: int | None) -> str:
-    if number is None:
-        return ""
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
 
 
 _HANDLERS: Final[Mapping[type, Callable[[JobState, Any], Outcome]]] = {

@@ -40,9 +40,9 @@ Decision = Granted | Waiting | Refused
 
 def place(spec: JobSpec, workers: Sequence[WorkerSlots], *, ahead: str = "") -> Decision:
     """Decide for one job. `ahead` names a job that came first and still waits: nobody overtakes it."""
-    if not workers:
-        return Waiting("waiting: no worker has joined the pool yet")
     hosts = _by_host(workers)
+    if not hosts:
+        return Waiting("waiting: the pool has no worker with a slot now")
     per_node = spec.nproc_per_node or _default_ranks(hosts, spec.nnodes)
     if complaint := _never(spec, hosts, per_node):
         return Refused(complaint)
@@ -51,8 +51,7 @@ def place(spec: JobSpec, workers: Sequence[WorkerSlots], *, ahead: str = "") -> 
         return Waiting(f"waiting: needs {_slots(need)}, behind {ahead} in the queue")
     fitting = [host for host, members in hosts.items() if _free(members) >= per_node][: spec.nnodes]
     if len(fitting) < spec.nnodes:
-        where = "" if len(hosts) == 1 else f", {per_node} on each of {spec.nnodes} hosts"
-        return Waiting(f"waiting: needs {_slots(need)}{where}, {free} free")
+        return Waiting(f"waiting: needs {_slots(need)}{_spread(spec.nnodes, per_node, hosts)}, {free} free")
     return Granted(
         tuple(
             _placement(node, local, per_node, worker, slot)
@@ -60,6 +59,13 @@ def place(spec: JobSpec, workers: Sequence[WorkerSlots], *, ahead: str = "") -> 
             for local, (worker, slot) in enumerate(_take(hosts[host], per_node))
         )
     )
+
+
+def _spread(nnodes: int, per_node: int, hosts: dict[str, list[WorkerSlots]]) -> str:
+    """How the slots have to lie, where that is a question."""
+    if len(hosts) == 1:
+        return ""
+    return " on one host" if nnodes == 1 else f", {per_node} on each of {nnodes} hosts"
 
 
 def _placement(node: int, local: int, per_node: int, worker: WorkerSlots, slot: int) -> Placement:
@@ -75,7 +81,7 @@ def _placement(node: int, local: int, per_node: int, worker: WorkerSlots, slot: 
 
 def _by_host(workers: Sequence[WorkerSlots]) -> dict[str, list[WorkerSlots]]:
     hosts: dict[str, list[WorkerSlots]] = {}
-    for worker in workers:
+    for worker in (w for w in workers if w.total):
         hosts.setdefault(worker.host, []).append(worker)
     return hosts
 
@@ -97,10 +103,10 @@ def _never(spec: JobSpec, hosts: dict[str, list[WorkerSlots]], per_node: int) ->
             f"needs {_slots(per_node)} on one host, and no host has more than {max(map(_total, hosts.values()))}; "
             "spread it with --nnodes and --nproc-per-node"
         )
-    return (
-        f"needs {_slots(spec.nnodes * per_node)} on {spec.nnodes} {'host' if spec.nnodes == 1 else 'hosts'}, "
-        f"the pool has {total} on {len(hosts)}; ask for fewer ranks or start a larger pool (up -n {per_node})"
-    )
+    need, has = spec.nnodes * per_node, f"the pool has {total} on {_hosts(len(hosts))}"
+    if spec.nnodes == 1:
+        return f"needs {_slots(need)}, {has}; ask for fewer ranks or start a larger pool (up -n {need})"
+    return f"needs {per_node} on each of {_hosts(spec.nnodes)}, {has}; ask for fewer ranks or nodes"
 
 
 def _take(members: Sequence[WorkerSlots], count: int) -> list[tuple[WorkerSlots, int]]:
@@ -117,3 +123,7 @@ def _free(members: Sequence[WorkerSlots]) -> int:
 
 def _slots(count: int) -> str:
     return f"{count} {'slot' if count == 1 else 'slots'}"
+
+
+def _hosts(count: int) -> str:
+    return f"{count} {'host' if count == 1 else 'hosts'}"

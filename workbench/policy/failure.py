@@ -1,0 +1,136 @@
+"""What the end of a rank means: whether it is a failure, in which words, and which failure explains the others.
+
+Pure. A rank that we end is no failure, whatever its last words are; a rank that ends of itself is, also when we were
+about to end it. Times are those of the events: seconds since the epoch where it happened.
+"""
+
+from __future__ import annotations
+
+import signal
+from typing import Final
+
+from workbench.events import LaunchFailed, RankExited, RankRaised, WorkerLost
+from workbench.state import Failure, FailureKind, JobPhase, JobState, RankPhase, RankState
+
+SETTLE: Final = 0.2  # s in which failures count as simultaneous, and a first one waits for one that outranks it
+LISTED: Final = 8  # ranks named in one reason
+
+
+def first_cause(failures: tuple[Failure, ...]) -> Failure:
+    """The failure that explains the others.
+
+    A collective error only ever follows from something else, where anything else is known. Of what happened within
+    `SETTLE` of the earliest it is the highest kind, among equals the earliest, then the lowest rank.
+    """
+    own = [f for f in failures if f.kind is not FailureKind.COLLECTIVE] or failures
+    latest = min(f.time for f in own) + SETTLE
+    return min((f for f in own if f.time <= latest), key=lambda f: (-f.kind, f.time, -1 if f.rank is None else f.rank))
+
+
+def was_stopped(state: JobState, event: RankExited) -> bool:
+    """Whether the rank ended because we ended it, and not of itself at the same moment."""
+    if event.stop_signal is None or not _is_ending(state):
+        return False
+    if event.signal in (None, signal.SIGTERM, event.stop_signal) or _is_late(state, event.time):
+        return True
+    # Training programs that catch SIGTERM often abort as they unwind. That explains nothing that is known already.
+    is_crash = event.signal != signal.SIGKILL
+    return is_crash and any(f.kind is not FailureKind.COLLECTIVE for f in state.failures)
+
+
+def exit_phase(state: JobState, event: RankExited) -> RankPhase:
+    """What the rank is after this exit."""
+    if was_stopped(state, event):
+        return RankPhase.STOPPED
+    return RankPhase.SUCCEEDED if event.exit_code == 0 else RankPhase.FAILED
+
+
+def exit_failure(state: JobState, event: RankExited, rank: RankState) -> Failure | None:
+    """What the exit says that is not known yet; None for a good end, ours, or one that the rank explained before."""
+    has_said = any(f.rank == event.rank for f in state.failures)
+    if has_said or exit_phase(state, event) is not RankPhase.FAILED:
+        return None
+    name = _signal_name(event.signal)
+    how = f"killed by {name}" if name else f"exited with code {event.exit_code}" if event.exit_code else "ended"
+    doing = f" while {event.doing}" if event.doing else ""
+    detail = f": {event.detail}" if event.detail else ""
+    return Failure(
+        kind=FailureKind.EXIT if event.signal is None and event.exit_code is not None else FailureKind.SIGNAL,
+        rank=event.rank,
+        reason=f"rank {event.rank} {how}{_at(event.step)}{doing}{detail}",
+        time=event.time,
+        step=event.step,
+        log_path=event.log_path or rank.log_path,
+    )
+
+
+def raise_failure(state: JobState, event: RankRaised, rank: RankState) -> Failure | None:
+    """The exception as a failure; None for one that came of our stopping the rank."""
+    if _is_ending(state) and _is_late(state, event.time):
+        return None
+    return Failure(
+        kind=FailureKind.COLLECTIVE if event.is_collective else FailureKind.EXCEPTION,
+        rank=event.rank,
+        reason=f"rank {event.rank} raised {event.error}{_at(event.step)}",
+        time=event.time,
+        traceback=event.traceback,
+        step=event.step,
+        log_path=rank.log_path,
+    )
+
+
+def launch_failure(event: LaunchFailed) -> Failure:
+    """A rank, or all that a worker was to start, could not be started."""
+    who = "" if event.rank is None else f"rank {event.rank} did not start: "
+    return Failure(kind=FailureKind.LAUNCH, rank=event.rank, reason=f"{who}{event.reason}", time=event.time)
+
+
+def loss_failure(event: WorkerLost, rank: RankState) -> Failure:
+    """A rank went with its worker."""
+    why = f": {event.reason}" if event.reason else ""
+    return Failure(
+        kind=FailureKind.WORKER_LOST,
+        rank=rank.rank,
+        reason=f"rank {rank.rank} was lost with its worker {event.worker}{why}",
+        time=event.time,
+        log_path=rank.log_path,
+    )
+
+
+def silence_failure(state: JobState, time: float) -> Failure:
+    """The store, or ranks, did not start in time."""
+    waiting = [r.rank for r in state.ranks if r.phase is RankPhase.INIT]
+    who = "the rendezvous store" if state.master is None else _names(waiting)
+    return Failure(
+        kind=FailureKind.TIMEOUT,
+        rank=None if state.master is None else waiting[0],
+        reason=f"{who} did not start within {state.spec.startup_timeout:g} s",
+        time=time,
+    )
+
+
+def _is_ending(state: JobState) -> bool:
+    return state.phase in (JobPhase.RECOVERING, JobPhase.STOPPING)
+
+
+def _is_late(state: JobState, time: float) -> bool:
+    """Whether this came so long after the generation's end was ordered that it cannot have led to it."""
+    return time > state.phase_since + SETTLE
+
+
+def _names(ranks: list[int]) -> str:
+    more = f" and {len(ranks) - LISTED} more" if len(ranks) > LISTED else ""
+    return f"{'rank' if len(ranks) == 1 else 'ranks'} {', '.join(map(str, ranks[:LISTED]))}{more}"
+
+
+def _at(step: int | None) -> str:
+    return "" if step is None else f" at step {step}"
+
+
+def _signal_name(number: int | None) -> str:
+    if number is None:
+        return ""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
