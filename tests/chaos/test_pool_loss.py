@@ -1,4 +1,4 @@
-"""Real deaths: of the client, the scheduler, the worker, the zygote. Nothing is left behind, and the record tells it."""
+"""Real deaths: of the client, the scheduler, the worker, the zygote. Nothing is left, and the record tells it."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def test_a_killed_zygote_is_replaced(session: Session) -> None:
 
 
 def test_stop_leaves_nothing(session: Session) -> None:
-    job, pids = _launch(session)
+    _job, pids = _launch(session)
     marks = read_marks(pool_dir("default"))
     family = [mark.pid for mark in marks.values()]
     family += [child.pid for pid in family for child in psutil.Process(pid).children(recursive=True)]

@@ -1,8 +1,8 @@
 """A client's side: ask the runner, wait for its answer, on the caller's thread and interruptible.
 
 One Dask connection pool on an event loop in a thread of its own; no `dask.distributed.Client`, which would go on trying
-to reconnect, and say so in whichever cell runs. Waiting never holds the GIL, so Ctrl-C or the notebook's interrupt ends a
-wait within milliseconds and leave the connection usable.
+to reconnect, and say so in whichever cell runs. Waiting never holds the GIL, so Ctrl-C or the notebook's interrupt ends
+a wait within milliseconds and leaves the connection usable.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from typing import Final, Generic, TypeVar
 from workbench.commands import Command
 from workbench.controller import transition
 from workbench.events import Event, PhaseChanged
-from workbench.feed import Bucket, Cursor, JobSummary, Update
+from workbench.feed import Bucket, Cursor, JobSummary, Total, Update
 from workbench.state import JobState
 from workbench.store.jobfile import JobFile
 from workbench.telemetry import CellFinished, OutputWritten, RankBeat, Report, StepsTaken
@@ -22,6 +22,8 @@ from workbench.telemetry import CellFinished, OutputWritten, RankBeat, Report, S
 OUTPUT_BYTES: Final = 4 * 2**20
 CELL_BYTES: Final = 256 * 2**20
 WINDOW: Final = 5.0  # s over which a running job's throughput is taken
+FEW_RANKS: Final = 16  # up to here a client gets the whole history by rank
+RECENT: Final = 30.0  # s
 
 T = TypeVar("T")
 
@@ -114,8 +116,8 @@ class LiveJob:
         self.wake()
 
     def flush(self, now: float) -> None:
-        """Once a second: what came of telemetry goes to disk, and clients hear of it."""
-        self.file.flush(now)
+        """Once a second, and at the end: what came of telemetry goes to disk, and clients hear of it."""
+        self.file.flush(now, final=self.state.phase.is_terminal)
         self.wake()
 
     # --- followers ---
@@ -141,14 +143,16 @@ class LiveJob:
     def update(self, cursor: Cursor, now: float) -> Update:
         """What is new since `cursor`."""
         beats = tuple(beat for number, beat in self._beats.values() if number > cursor.beat)
-        buckets = tuple(self._buckets_since(cursor.bucket))
+        buckets, totals = self._history(cursor.bucket, now)
+        ends = [b.start + b.width for b in buckets] + [t.start + t.width for t in totals]
         return Update(
             state=self.state,
-            cursor=self.cursor(max((b.start + b.width for b in buckets), default=cursor.bucket)),
+            cursor=self.cursor(max(ends, default=cursor.bucket)),
             now=now,
             events=tuple(self._events[cursor.event :]),
             beats=beats,
             buckets=buckets,
+            totals=totals,
             output=tuple(self._output.since(cursor.output)),
             cells=tuple(self._cells.since(cursor.cells)),
             output_dropped=self._output_dropped + self._output.lost,
@@ -165,16 +169,20 @@ class LiveJob:
             bucket=bucket,
         )
 
-    def _buckets_since(self, since: float) -> list[Bucket]:
-        return self.file.buckets(since=since)
+    def _history(self, since: float, now: float) -> tuple[tuple[Bucket, ...], tuple[Total, ...]]:
+        """By rank where that is little; else all ranks folded, and by rank only what is recent."""
+        if self.state.world_size <= FEW_RANKS:
+            return tuple(self.file.buckets(since=since)), ()
+        recent = self.file.buckets(since=max(since, (self.state.ended_at or now) - RECENT))
+        return tuple(recent), tuple(self.file.totals(since=since))
 
     def summary(self, now: float) -> JobSummary:
         """The job's line in the list; throughput of the last seconds while it runs, of the whole run afterwards."""
         state = self.state
         ended = state.ended_at is not None
-        buckets = self.file.buckets(since=0.0 if ended else now - WINDOW)
-        span = (max(b.start + b.width for b in buckets) - min(b.start for b in buckets)) if buckets else 0.0
-        steps = [beat.step for _, beat in self._beats.values()] + [bucket.last_step for bucket in buckets]
+        totals = self.file.totals(since=0.0 if ended else now - WINDOW)
+        span = (max(t.start + t.width for t in totals) - min(t.start for t in totals)) if totals else 0.0
+        steps = [beat.step for _, beat in self._beats.values()] + [total.last_step for total in totals]
         return JobSummary(
             job_id=self.job_id,
             label=state.spec.label,
@@ -184,7 +192,7 @@ class LiveJob:
             submitted_at=state.submitted_at,
             ended_at=state.ended_at,
             step=max(steps, default=0),
-            throughput=sum(b.samples for b in buckets) / span if span else 0.0,
+            throughput=sum(total.samples for total in totals) / span if span else 0.0,
             restart_count=state.restart_count,
         )
 

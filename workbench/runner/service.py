@@ -7,7 +7,6 @@ how they went comes back as facts: nothing here decides, the controller and the 
 from __future__ import annotations
 
 import asyncio
-import difflib
 import functools
 import logging
 import secrets
@@ -268,8 +267,7 @@ class Runner:
         ids = self._index.ids(prefix=job_id, limit=20) if job_id else []
         if len(ids) == 1:
             return ids[0]
-        near = ids or difflib.get_close_matches(job_id, self._index.ids(limit=1000), n=5, cutoff=0.4)
-        listed = ", ".join(near or self._index.ids(limit=5))
+        listed = ", ".join(ids or self._index.nearest(job_id))
         what = f"{job_id!r} could be several jobs" if ids else f"no job {job_id!r} in pool {self._pool}"
         raise UnknownJobError(what, hint=f"did you mean one of: {listed}" if listed else "no job has run here yet")
 
