@@ -72,6 +72,31 @@ class Bucket(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     loss: float  # NaN: not reported
 
 
+class Total(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """What all ranks did in `[start, start + width)`: sums over ranks and steps, and how far the ranks lie apart.
+
+    The history of many ranks at the price of one: `Update.totals` goes far back where `Update.buckets` must be coarse.
+    """
+
+    start: float
+    width: float
+    ranks: int  # that finished a step
+    steps: int  # of all of them together
+    last_step: int
+    duration: float  # sum of step times
+    fastest: float  # mean step time of the rank that took the fewest s a step
+    slowest: float  # mean step time of the rank that took the most
+    data: float
+    forward: float
+    backward: float
+    comm: float
+    optimizer: float
+    checkpoint: float
+    samples: float
+    tokens: float
+    loss: float  # mean over the ranks' last; NaN: not reported
+
+
 class Cursor(msgspec.Struct, frozen=True, kw_only=True):
     """Where a client has got to. `output` counts chunks, `beat` beats, `cells` answers; `bucket` is a point in time."""
 
@@ -99,6 +124,7 @@ class Update(msgspec.Struct, frozen=True, kw_only=True):
     events: tuple[Event, ...] = ()
     beats: tuple[RankBeat, ...] = ()
     buckets: tuple[Bucket, ...] = ()
+    totals: tuple[Total, ...] = ()  # the same time as `buckets`, all ranks folded; empty: fold `buckets`
     output: tuple[OutputWritten, ...] = ()
     cells: tuple[CellFinished, ...] = ()
     output_dropped: int = 0  # bytes of output left out of display before `output`; the log files have them

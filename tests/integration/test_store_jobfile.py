@@ -6,9 +6,11 @@ import math
 import sqlite3
 import stat
 import threading
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
+
 from workbench.blackbox import STEP
 from workbench.errors import JobFileError, StoreError
 from workbench.events import CancelRequested, Event, LaunchRequested, RankStarted, Ticked
@@ -32,7 +34,7 @@ def fill(file: JobFile, seconds: int, ranks: int = 2, start: float = T0) -> None
     """Ten steps a second and rank, flushed each second."""
     for second in range(seconds):
         for rank in range(ranks):
-            file.add_steps(steps(rank, start + second + 0.05, 10))
+            file.add_steps(steps(rank, start + second + 0.05, 10, loss=0.5))
         file.flush(start + second + 1.6)
 
 
@@ -277,7 +279,7 @@ def test_reopening_goes_on_where_it_was(path: Path) -> None:
         fill(file, 67)
     with JobFile.open(path) as file:
         fill(file, 67, start=T0 + 67)
-        file.flush(T0 + 140)
+        file.flush(T0 + 150)
         tens = file._connection.execute("SELECT start FROM buckets WHERE width = 10 ORDER BY start").fetchall()
         assert [start for (start,) in tens] == [T0 + 10 * k for k in range(14)]
         assert samples_in(file.buckets(width=60)) == samples_in(file.buckets(width=1)) == 134 * 160
@@ -295,7 +297,7 @@ def test_at_most_so_many_buckets_recent_seconds_fine(path: Path, most: int) -> N
             assert [b.start for b in found if b.width == 1.0 and b.rank == 0] == [T0 + 190 + k for k in range(10)]
         for rank in (0, 1):
             mine = [b for b in found if b.rank == rank]
-            assert all(a.start + a.width <= b.start for a, b in zip(mine, mine[1:], strict=False))
+            assert all(a.start + a.width <= b.start for a, b in pairwise(mine))
 
 
 def test_old_seconds_go_and_their_sums_stay(path: Path) -> None:
@@ -303,7 +305,7 @@ def test_old_seconds_go_and_their_sums_stay(path: Path) -> None:
         fill(file, 125)
         file.flush(T0 + 3600 + 90)
         widths = file._connection.execute("SELECT width, min(start) FROM buckets GROUP BY width").fetchall()
-        assert dict(widths)[1.0] == T0 + 60 and dict(widths)[10.0] == T0
+        assert dict(widths)[1.0] == T0 + 120 and dict(widths)[10.0] == T0
         assert samples_in(file.buckets(width=1)) == samples_in(file.buckets()) == 125 * 160
         assert sum(total.samples for total in file.totals()) == 125 * 160
 
