@@ -8,6 +8,7 @@ from __future__ import annotations
 import enum
 import hashlib
 import re
+from math import inf
 from typing import Final
 
 import msgspec
@@ -84,9 +85,11 @@ def default_name(spec: JobSpec) -> str:
             stem = re.split(r"[\\/]", spec.entrypoint)[-1].removesuffix(".py")
         case EntrypointKind.MODULE:
             stem = spec.entrypoint.rpartition(".")[2]
+        case EntrypointKind.SOURCE:
+            stem = spec.entrypoint or "cell"
         case _:
             stem = spec.entrypoint or spec.kind.value
-    cleaned = re.sub(r"[^A-Za-z0-9_.-]+", "-", stem).strip("-._")[:40]
+    cleaned = re.sub(r"[^A-Za-z0-9_.-]+", "-", stem).lstrip("-._")[:40].rstrip("-._")
     return cleaned or "job"
 
 
@@ -130,13 +133,29 @@ def _complaints(spec: JobSpec) -> list[tuple[bool, str, str]]:
             f"master_port is {spec.master_port}",
             "give 1 to 65535, or 0 for any free port",
         ),
-        (spec.startup_timeout <= 0, f"startup_timeout is {spec.startup_timeout}", "give seconds above 0"),
-        (spec.progress_timeout < 0, f"progress_timeout is {spec.progress_timeout}", "give seconds, or 0 to learn it"),
-        (spec.stop_grace < 0, f"stop_grace is {spec.stop_grace}", "give seconds, 0 to kill at once"),
+        (not 0 < spec.startup_timeout < inf, f"startup_timeout is {spec.startup_timeout}", "give seconds above 0"),
+        (
+            not 0 <= spec.progress_timeout < inf,
+            f"progress_timeout is {spec.progress_timeout}",
+            "give seconds, or 0 to learn it",
+        ),
+        (not 0 <= spec.stop_grace < inf, f"stop_grace is {spec.stop_grace}", "give seconds, 0 to kill at once"),
+        (spec.checkpoint_every < 0, f"checkpoint_every is {spec.checkpoint_every}", "give steps, 0 for never"),
+        (spec.consistency_every < 0, f"consistency_every is {spec.consistency_every}", "give steps, 0 for never"),
         (spec.log_limit < 2**16, f"log_limit is {spec.log_limit} bytes", "give at least 65536"),
         (
-            any("\0" in part or "=" in key for key, value in spec.env.items() for part in (key, value)),
-            "an environment variable has a NUL byte or '=' in its name",
+            any(not key or "=" in key for key in spec.env),
+            "an environment variable has no name, or '=' in it",
             "use NAME=VALUE",
         ),
+        (
+            any(map(_is_no_text, (spec.entrypoint, spec.cwd, spec.python, *spec.args, *spec.env, *spec.env.values()))),
+            "a path, an argument or an environment variable has a NUL byte or is not UTF-8",
+            "no process can be given one",
+        ),
     ]
+
+
+def _is_no_text(text: str) -> bool:
+    """Whether neither a process nor the job's record could take it: NUL, or half of a surrogate pair."""
+    return "\0" in text or any("\ud800" <= character <= "\udfff" for character in text)

@@ -137,6 +137,9 @@ def start_pool(name: str, slots: int, service: str, preload: Sequence[str] = ())
         except BaseException:
             sweep(directory)
             raise
+        finally:
+            for process in (scheduler, worker):
+                disown(process)
 
 
 def _await_scheduler(directory: Path, *processes: subprocess.Popen[bytes]) -> Mark:
@@ -181,10 +184,16 @@ def spawn(argv: Sequence[str], log: Path) -> subprocess.Popen[bytes]:
         os.close(descriptor)
 
 
+def disown(process: subprocess.Popen[bytes]) -> None:
+    """Let a process that is to outlive us go: `Popen` would warn that nobody waited for it."""
+    process.returncode = process.returncode or 0
+
+
 def sweep(directory: Path) -> None:
     """End what still runs of a pool, by its marks, and remove marks and key; logs stay."""
     for mark in read_marks(directory).values():
         end_process(mark)
+        _reap(mark.pid)
     for path in directory.glob("*.json"):
         path.unlink(missing_ok=True)
     for path in (directory / "tls").glob("*"):
@@ -271,6 +280,7 @@ def start_dashboard() -> None:
             argv = [sys.executable, "-m", "workbench_widgets.server", "--home", str(home_dir())]
             process = spawn(argv, directory / "dashboard.log")
             write_mark(directory, "dashboard", pid=process.pid)
+            disown(process)
 
 
 def stop_dashboard_if_unused() -> None:
