@@ -106,7 +106,7 @@ def _never(spec: JobSpec, hosts: dict[str, list[WorkerSlots]], per_node: int) ->
     need, has = spec.nnodes * per_node, f"the pool has {total} on {_hosts(len(hosts))}"
     if spec.nnodes == 1:
         return f"needs {_slots(need)}, {has}; ask for fewer ranks or start a larger pool (up -n {need})"
-    return f"needs {per_node} on each of {_hosts(spec.nnodes)}, {has}; ask for fewer ranks or nodes"
+    return f"needs {_slots(per_node)} on each of {_hosts(spec.nnodes)}, {has}; ask for fewer ranks or nodes"
 
 
 def _take(members: Sequence[WorkerSlots], count: int) -> list[tuple[WorkerSlots, int]]:
