@@ -1,0 +1,106 @@
+"""What values of options look like. Each function reads one, or raises ValueError with what is wanted instead."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Final
+
+from workbench.state import JobPhase
+
+_UNITS: Final = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+MOST_RANKS: Final = 65_536
+
+
+def whole(text: str) -> int:
+    """A whole number, 0 or more."""
+    if not re.fullmatch(r"\d{1,18}", text):
+        raise ValueError("a whole number")
+    return int(text)
+
+
+def integer(text: str) -> int:
+    """A whole number with a sign, perhaps."""
+    if not re.fullmatch(r"[-+]?\d{1,18}", text):
+        raise ValueError("a whole number")
+    return int(text)
+
+
+def count(text: str) -> int:
+    """A whole number from 1."""
+    if not re.fullmatch(r"\d{1,18}", text) or int(text) < 1:
+        raise ValueError("a whole number from 1")
+    return int(text)
+
+
+def nproc(text: str) -> int:
+    """Ranks a node; 0 stands for torchrun's words that leave the number to the machine."""
+    if text in ("auto", "gpu", "cpu"):
+        return 0
+    try:
+        return count(text)
+    except ValueError:
+        raise ValueError("a whole number from 1, or auto (a rank on every slot)") from None
+
+
+def seconds(text: str) -> float:
+    """A time: 90, 1.5, 30s, 5m, 2h."""
+    match = re.fullmatch(r"(\d+(?:\.\d*)?|\.\d+)([smh]?)", text)
+    if not match:
+        raise ValueError("a time in seconds, such as 90 or 5m")
+    return float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[match[2]]
+
+
+def size(text: str) -> int:
+    """Bytes: 1000000, 512M, 2G."""
+    match = re.fullmatch(r"(\d+(?:\.\d*)?)([KMGT]?)(?:i?B)?", text, re.IGNORECASE)
+    if not match or not math.isfinite(float(match[1])):
+        raise ValueError("a size, such as 512M or 2G")
+    return int(float(match[1]) * _UNITS[match[2].upper()])
+
+
+def ranks(text: str) -> tuple[int, ...]:
+    """Ranks: 1 or 0,2 or 0-3, in order, each once."""
+    wanted = "ranks, such as 1 or 0,2 or 0-3"
+    found: set[int] = set()
+    for part in text.split(","):
+        match = re.fullmatch(r"\s*(\d{1,6})(?:\s*-\s*(\d{1,6}))?\s*", part)
+        if not match:
+            raise ValueError(wanted)
+        first, last = int(match[1]), int(match[2] or match[1])
+        if first > last or last >= MOST_RANKS:
+            raise ValueError(wanted)
+        found.update(range(first, last + 1))
+    return tuple(sorted(found))
+
+
+def rank(text: str) -> int:
+    """One rank."""
+    try:
+        return whole(text)
+    except ValueError:
+        raise ValueError("a rank, such as 1") from None
+
+
+def setting(text: str) -> tuple[str, str]:
+    """KEY=VALUE."""
+    key, equals, value = text.partition("=")
+    if not equals or not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", key):
+        raise ValueError("KEY=VALUE")
+    return key, value
+
+
+def names(text: str) -> tuple[str, ...]:
+    """Names with commas between."""
+    found = tuple(part.strip() for part in text.split(",") if part.strip())
+    if not found:
+        raise ValueError("names with commas between, such as transformers,lightning")
+    return found
+
+
+def phase(text: str) -> JobPhase:
+    """A job's phase, in any case."""
+    try:
+        return JobPhase[text.upper()]
+    except KeyError:
+        raise ValueError(f"a phase: {', '.join(p.value for p in JobPhase)}") from None

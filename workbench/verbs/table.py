@@ -1,0 +1,257 @@
+"""Every verb with its options: the one table that the magic, the command line, the help and completion read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from workbench.errors import UsageError
+from workbench.verbs import about, jobs, launch, output, pools, read, watch
+from workbench.verbs.context import Context
+from workbench.verbs.declare import HELP, JOB, JSON, QUIET, Arguments, Operand, Option, Outcome, Verb
+from workbench.verbs.help import overview, verb_help
+from workbench.verbs.parse import nearest, parse
+
+FAULTS: Final = ("kill", "stop", "continue")
+
+_WHERE: Final = (
+    Option(("--pool",), "the pool of this machine with that name; left out: the current one", "NAME", offers="pool"),
+    Option(("--address",), "a cluster of your own: its scheduler's address, or its scheduler file", "ADDRESS"),
+)
+_COMMON: Final = (*_WHERE, JSON, QUIET, HELP)
+_NAMED: Final = (
+    Option(("--pool", "--name"), "the pool's name", "NAME", named="pool", offers="pool"),
+    Option(("--address",), "a cluster of your own: its scheduler's address, or its scheduler file", "ADDRESS"),
+    JSON,
+    QUIET,
+    HELP,
+)
+_SLOTS: Final = Option(("-n", "--slots"), "slots; left out: one a GPU, else one a core", "SLOTS", read.count)
+_RANKS: Final = Option(
+    ("-r", "--rank", "--ranks"), "only these ranks, such as 1 or 0,2 or 0-3", "RANKS", read.ranks, named="rank"
+)
+_WAIT: Final = Option(("--wait",), "follow the job to its end; Ctrl-C ends the waiting, not the job")
+
+
+def _fault(text: str) -> str:
+    if text not in FAULTS:
+        raise ValueError(f"one of {', '.join(FAULTS)}")
+    return text
+
+
+def _shell(text: str) -> str:
+    if text not in ("bash", "zsh"):
+        raise ValueError("bash or zsh")
+    return text
+
+
+LAUNCH_OPTIONS: Final = (
+    Option(("-m", "--module"), "run a module, as python -m does, in place of SCRIPT", "MODULE"),
+    Option(("-i", "--interactive"), "ranks that wait for cells, in place of SCRIPT"),
+    Option(
+        ("-n", "--nproc-per-node"),
+        "ranks a node; left out, or auto: one on every slot",
+        "N",
+        read.nproc,
+        named="nproc_per_node",
+    ),
+    Option(("--nnodes",), "nodes (default 1)", "N", read.count),
+    Option(("--max-restarts",), "how often a failed job is started again (default 0)", "N", read.whole),
+    Option(("--name",), "what the job's id begins with (default: the program's name)", "NAME"),
+    Option(("--env",), "an environment variable of the ranks", "KEY=VALUE", read.setting, repeats=True),
+    Option(("--cwd",), "the ranks' working directory (default: this one)", "DIR", offers="dir"),
+    Option(("--python",), "another interpreter for the ranks", "PATH", offers="file"),
+    Option(("--cold",), "fresh interpreters, in place of forks from the warm zygote"),
+    Option(("--preload",), "installed modules that the zygote imports as well", "A,B", read.names),
+    Option(("--backend",), "gloo, nccl, … (default: nccl where the ranks have GPUs, else gloo)", "NAME"),
+    Option(("--master-port",), "the rendezvous port (default: a free one)", "PORT", read.whole),
+    Option(("--seed",), "seed random, numpy and torch of every rank", "N", read.integer),
+    Option(("--startup-timeout",), "how long ranks may take to start (default 5m)", "TIME", read.seconds),
+    Option(("--stop-grace",), "how long a rank has between SIGTERM and SIGKILL (default 10s)", "TIME", read.seconds),
+    Option(("--log-limit",), "how much of a rank's output is kept (default 512M)", "SIZE", read.size),
+    _WAIT,
+    *_COMMON,
+)
+
+
+def show_help(context: Context, args: Arguments) -> Outcome:
+    """Of one verb, or all in a line each."""
+    if args.verb_name:
+        words = [args.verb_name, *filter(None, [args.second])]
+        return Outcome(text=verb_help(find_verb(words)[0], context.prefix))
+    return Outcome(text=f"usage: {context.prefix} VERB [options]\n\n{overview(VERBS, context.prefix)}")
+
+
+VERBS: Final[tuple[Verb, ...]] = (
+    Verb(
+        "up", "start the pool of this machine, or find it running", pools.start,
+        options=(_SLOTS, *_NAMED), examples=("up", "up -n 4", "up --name night -n 2"), aliases=("pool start",),
+        notes="The pool's processes outlive the notebook or shell that started them; dtrain down ends them.",
+    ),
+    Verb(
+        "down", "stop the pool, with all its jobs", pools.stop,
+        options=_NAMED, examples=("down", "down --name night"), aliases=("pool stop",),
+    ),
+    Verb(
+        "pool", "show the pool's workers, slots and jobs; exit code 1 when it does not run", pools.status,
+        options=_NAMED, examples=("pool", "pool status --json", "pool start -n 4", "pool stop", "pool list"),
+        aliases=("pool status",), notes="pool start is up, pool stop is down.",
+    ),
+    Verb(
+        "pool list", "list this machine's pools", pools.listing,
+        options=(JSON, QUIET, HELP), examples=("pool list",),
+    ),
+    Verb(
+        "launch", "start a job: a script, a module, or ranks that wait for cells", launch.launch,
+        operands=(Operand("SCRIPT", "the program, as in python SCRIPT", offers="script"),),
+        options=LAUNCH_OPTIONS, takes_program=True,
+        examples=(
+            "launch train.py --nproc-per-node 4 -- --lr 0.1",
+            "launch -n 4 train.py --lr 0.1",
+            "launch -m package.train -n 2 --max-restarts 3 --wait",
+            "launch --interactive -n 2",
+        ),
+    ),
+    Verb(
+        "jobs", "list jobs, newest first", jobs.listing,
+        options=(
+            Option(("--phase",), "only jobs in that phase", "PHASE", read.phase, offers="phase"),
+            Option(("--limit",), f"at most that many (default {jobs.LIMIT})", "N", read.count),
+            Option(("--all",), "all of them"),
+            *_COMMON,
+        ),
+        examples=("jobs", "jobs --phase FAILED --limit 5"),
+    ),
+    Verb(
+        "status", "show where a job stands, by rank, the slowest marked", jobs.status,
+        operands=(JOB,), options=_COMMON, examples=("status", "status train-1f2e --json"),
+    ),
+    Verb(
+        "attach", "make a job the current one; in a shell show all its output, then what comes", output.attach,
+        operands=(JOB,), options=_COMMON, examples=("attach train-1f2e",),
+    ),
+    Verb(
+        "wait", "wait for a job's end; interrupting it ends the waiting, never the job", watch.wait,
+        operands=(JOB,),
+        options=(Option(("--timeout",), "wait at most that long", "TIME", read.seconds), *_COMMON),
+        examples=("wait", "wait train-1f2e --timeout 5m"),
+    ),
+    Verb(
+        "top", "watch a job until it ends", watch.top,
+        operands=(JOB,), options=_COMMON, examples=("top",),
+    ),
+    Verb(
+        "logs", "show what the ranks printed", output.logs,
+        operands=(JOB,),
+        options=(
+            _RANKS,
+            Option(("--tail",), f"the last N lines (default {output.DEFAULT_TAIL})", "N", read.whole),
+            Option(("--grep",), "only lines with that text in them", "TEXT"),
+            Option(("-f", "--follow"), "go on with what comes"),
+            *_COMMON,
+        ),
+        examples=("logs -r 1 --tail 50 --grep loss -f", "logs train-1f2e"),
+    ),
+    Verb(
+        "stacks", "show every rank's Python stack", jobs.stacks,
+        operands=(JOB,), options=(_RANKS, *_COMMON), examples=("stacks", "stacks -r 1"),
+    ),
+    Verb(
+        "cancel", "end a job: SIGTERM, its grace, SIGKILL", jobs.cancel,
+        operands=(JOB,), options=(Option(("--force",), "SIGKILL at once"), *_COMMON),
+        examples=("cancel", "cancel train-1f2e --force"),
+    ),
+    Verb(
+        "interrupt", "KeyboardInterrupt in the cell that an interactive job runs; its ranks live on", jobs.interrupt,
+        operands=(JOB,), options=(_RANKS, *_COMMON), examples=("interrupt", "interrupt -r 1"),
+    ),
+    Verb(
+        "inject", "do a fault to a rank, on purpose", jobs.inject,
+        operands=(Operand("FAULT", " | ".join(FAULTS), required=True, read=_fault, offers="fault"), JOB),
+        options=(
+            Option(("-r", "--rank"), "the rank", "RANK", read.rank, required=True),
+            *_COMMON,
+        ),
+        examples=("inject kill --rank 1", "inject stop train-1f2e -r 0"),
+    ),
+    Verb(
+        "push", "bind a variable in the ranks of an interactive job", jobs.push,
+        operands=(
+            Operand("NAME", "a variable here, or NAME=LITERAL", required=True, named="value", offers="name"), JOB,
+        ),
+        options=(_RANKS, *_COMMON), examples=("push batch", "push lr=0.1 -r 0,2"),
+    ),
+    Verb(
+        "pull", "fetch an expression's value from the ranks, by rank; a plain name is bound here", jobs.pull,
+        operands=(Operand("EXPRESSION", "a variable or expression in the ranks", required=True), JOB),
+        options=(_RANKS, *_COMMON), examples=("pull loss -r 1", "pull 'model.weight.norm()'"),
+    ),
+    Verb("version", "show versions", about.version, options=(JSON, HELP), examples=("version",)),
+    Verb(
+        "help", "show this, or all about one verb", show_help,
+        operands=(
+            Operand("VERB", "a verb", named="verb_name", offers="verb"),
+            Operand("WORD", "its second word", named="second"),
+        ),
+        options=(HELP,), examples=("help launch", "help pool list"),
+    ),
+)  # fmt: skip
+
+COMPLETION: Final = Verb(
+    "completion", "print a completion script for your shell", about.completion,
+    operands=(Operand("SHELL", "bash or zsh", required=True, read=_shell, offers="shell"),), options=(HELP,),
+    examples=("completion bash > ~/.local/share/bash-completion/completions/dtrain",),
+)  # fmt: skip
+
+CELL: Final = Verb(
+    "%dtrain", "run the cell on the ranks of the current interactive job", lambda context, args: Outcome(),
+    options=(
+        _RANKS,
+        Option(("--job",), "another interactive job", "JOB", offers="job"),
+        *_WHERE,
+        Option(("-q", "--quiet"), "do not show the last expression's value"),
+        HELP,
+    ),
+)  # fmt: skip
+
+
+def verb_names(verbs: Sequence[Verb] = VERBS) -> list[str]:
+    """Names and aliases."""
+    return [name for verb in verbs for name in (verb.name, *verb.aliases)]
+
+
+def find_verb(words: Sequence[str], verbs: Sequence[Verb] = VERBS) -> tuple[Verb, list[str]]:
+    """The verb that the words begin with, and the words after it; two words count before one."""
+    for length in (2, 1):
+        name = " ".join(words[:length])
+        found = next((verb for verb in verbs if name in (verb.name, *verb.aliases)), None)
+        if found is not None and len(words) >= length:
+            rest = list(words[length:])
+            if length == 1 and rest and not rest[0].startswith("-") and _seconds(name, verbs):
+                break  # `pool lsit`
+            return found, rest
+    name = words[0]
+    if (seconds := _seconds(name, verbs)) and len(words) > 1:
+        near = nearest(words[1], seconds)
+        meant = f"did you mean {name} {near}? " if near else ""
+        raise UsageError(f"there is no verb '{name} {words[1]}'", hint=f"{meant}{name} {' | '.join(seconds)}")
+    names = [known for known in verb_names(verbs) if " " not in known]
+    near = nearest(name, names)
+    meant = f"did you mean {near}? " if near else ""
+    raise UsageError(f"there is no verb {name!r}", hint=f"{meant}verbs: {' '.join(names)}")
+
+
+def _seconds(name: str, verbs: Sequence[Verb]) -> list[str]:
+    """What may follow the first word of a verb of two words."""
+    return [known.split()[1] for known in verb_names(verbs) if known.startswith(f"{name} ")]
+
+
+def run(context: Context, words: Sequence[str], verbs: Sequence[Verb] = VERBS, *, is_quiet: bool = False) -> Outcome:
+    """Do what the words say; `is_quiet` is --quiet said in another way."""
+    verb, rest = find_verb(words, verbs)
+    args = parse(verb, rest)
+    args.verb = verb.name
+    args.quiet = is_quiet or getattr(args, "quiet", False)
+    if args.help:
+        return Outcome(text=verb_help(verb, context.prefix))
+    return verb.run(context, args)

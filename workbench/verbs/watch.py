@@ -1,0 +1,109 @@
+"""Verbs that follow a job: wait, top, and `launch --wait`.
+
+All of it happens in the thread that typed the verb; an interrupt ends the watching and nothing else.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from workbench.errors import JobError
+from workbench.state import JobPhase
+from workbench.verbs.context import Context, Left
+from workbench.verbs.declare import Arguments, Outcome
+from workbench.verbs.shown import Text
+
+if TYPE_CHECKING:
+    from workbench.session import Job
+    from workbench.views.job import JobView
+
+PAUSE: Final = 0.1  # s between two requests for news, however much there is
+POLL: Final = 1.0  # s that one request waits when there is none
+
+
+def wait(context: Context, args: Arguments) -> Outcome:
+    """Wait for the job's end."""
+    return to_the_end(context, context.job(args), args)
+
+
+def top(context: Context, args: Arguments) -> Outcome:
+    """A table that is drawn anew until the job ends; in a notebook the job shows itself."""
+    job = context.job(args)
+    if not context.is_shell:
+        return Outcome(value=job)
+    return to_the_end(context, job, args, raises=False)
+
+
+def to_the_end(context: Context, job: Job, args: Arguments, *, raises: bool = True) -> Outcome:
+    """Follow the job, showing where it stands, until it has ended or --timeout has passed.
+
+    Raises its error when it FAILED, `Left` when the wait was interrupted.
+    """
+    limit = getattr(args, "timeout", None)
+    view = follow(context, job, timeout=limit, is_quiet=context.quiet(args))
+    document = msgspec.to_builtins(view)
+    if not view.phase.is_terminal:
+        text = f"{job.job_id} is still {view.phase.value} after {limit:g} s; it goes on"
+        return Outcome(value=Text(text), text=text, document=document, code=1)
+    error = job.exception(timeout=10.0)
+    if error is not None and raises and view.phase is JobPhase.FAILED:
+        raise _with_document(error, document)
+    text = f"{job.job_id} {view.phase.value}" + (f": {view.reason}" if view.reason else "")
+    value: Any = Text(text) if context.is_shell or args.verb == "wait" else job
+    return Outcome(value=value, text=text, document=document, code=0 if view.phase is JobPhase.SUCCEEDED else 1)
+
+
+def _with_document(error: JobError, document: Any) -> JobError:
+    """What --json prints of a job that failed is the job."""
+    error.document = document  # type: ignore[attr-defined]
+    return error
+
+
+def follow(context: Context, job: Job, *, timeout: float | None = None, is_quiet: bool = False) -> JobView:
+    """The job's view at its end, or when `timeout` s have passed."""
+    try:
+        return _follow(context, job, timeout, is_quiet)
+    except KeyboardInterrupt:
+        context.screen.settle()
+        raise Left(f"stopped waiting; {job.job_id} goes on") from None
+
+
+def _follow(context: Context, job: Job, timeout: float | None, is_quiet: bool) -> JobView:
+    from workbench.views.job import ViewBuilder
+
+    builder, began, shown = ViewBuilder(), context.clock(), float("-inf")
+    update = job.follow(timeout=0.0)
+    while True:
+        builder.add(update)
+        now = context.clock()
+        has_ended, is_late = update.state.phase.is_terminal, timeout is not None and now - began >= timeout
+        if not is_quiet and (now - shown >= context.screen.interval or has_ended or is_late):
+            context.screen.update(_picture(context, builder.view()))
+            shown = now
+        if has_ended or is_late:
+            context.screen.settle()
+            return builder.view()
+        context.sleep(PAUSE)
+        left = POLL if timeout is None else max(began + timeout - context.clock(), 0.0)
+        update = job.follow(update.cursor, timeout=min(POLL, left))
+
+
+def _picture(context: Context, view: JobView) -> str:
+    from workbench.views.text import render_status
+
+    if context.is_shell and context.screen.redraws:
+        return render_status(view, width=context.screen.width, color=context.screen.has_color)
+    return progress_line(view)
+
+
+def progress_line(view: JobView) -> str:
+    """`train-1f2e HEALTHY: step 120 of 400, 3,206 samples/s, loss 0.31, 2 of 2 ranks, 12 s`."""
+    running = sum(not row.phase.has_exited for row in view.rows)
+    parts = [f"step {view.step}" if view.step else "", f"{view.throughput:,.0f} samples/s" if view.throughput else ""]
+    parts += [f"loss {view.loss:.4g}" if view.loss is not None and view.loss == view.loss else ""]
+    parts += [f"{running} of {view.world_size} ranks" if view.rows else "", f"{view.running_for:.0f} s"]
+    if view.phase in (JobPhase.INIT, JobPhase.RECOVERING, JobPhase.STOPPING):
+        parts.insert(0, view.reason)
+    return f"{view.job_id} {view.phase.value}: {', '.join(filter(None, parts))}"
