@@ -113,11 +113,15 @@ def merge(buckets: Iterable[Bucket], width: float) -> list[Bucket]:
 
 
 def across_ranks(buckets: Iterable[Bucket]) -> list[Total]:
-    """All ranks folded, one `Total` for each start that occurs; `merge` first when the widths are mixed."""
-    by_start: dict[float, list[Bucket]] = {}
-    for bucket in buckets:
-        by_start.setdefault(bucket.start, []).append(bucket)
-    return [total_of(group, start, max(b.width for b in group)) for start, group in sorted(by_start.items())]
+    """All ranks folded: one `Total` for buckets that overlap in time, as those of different ranks do."""
+    groups: list[list[Bucket]] = []
+    end = -math.inf
+    for bucket in sorted(buckets, key=attrgetter("start")):
+        if bucket.start >= end:
+            groups.append([])
+        groups[-1].append(bucket)
+        end = max(end, bucket.start + bucket.width)
+    return [total_of(group, group[0].start, max(b.start + b.width for b in group) - group[0].start) for group in groups]
 
 
 def total_of(ranks: Collection[Bucket], start: float, width: float) -> Total:
@@ -127,7 +131,7 @@ def total_of(ranks: Collection[Bucket], start: float, width: float) -> Total:
     return Total(
         start=start,
         width=width,
-        ranks=len(ranks),
+        ranks=len({bucket.rank for bucket in ranks}),
         steps=sum(bucket.steps for bucket in ranks),
         last_step=max(bucket.last_step for bucket in ranks),
         duration=sum(bucket.duration for bucket in ranks),
@@ -176,10 +180,8 @@ def _join_totals(group: Sequence[Total]) -> Total:
     )
 
 
-def throughput(buckets: Iterable[Bucket]) -> float:
-    """Samples/s of all ranks together: the sum of each rank's samples over its own step time."""
-    sums: dict[int, tuple[float, float]] = {}
-    for bucket in buckets:
-        samples, duration = sums.get(bucket.rank, (0.0, 0.0))
-        sums[bucket.rank] = (samples + bucket.samples, duration + bucket.duration)
-    return sum(samples / duration for samples, duration in sums.values() if duration > 0)
+def throughput(totals: Sequence[Total]) -> float:
+    """Samples/s of all ranks together: the mean rank's samples over its step time, times the ranks."""
+    duration = sum(total.duration for total in totals)
+    ranks = max((total.ranks for total in totals), default=0)
+    return ranks * sum(total.samples for total in totals) / duration if duration > 0 else 0.0

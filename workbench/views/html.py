@@ -1,0 +1,138 @@
+"""What a notebook keeps of a job: a table that needs neither kernel nor server, and turns itself into the live page.
+
+The table is plain HTML in the reader's own colours (JupyterLab's variables, else inherited ones; no background): it is
+readable in light and dark, on GitHub and in nbconvert's output. In JupyterLab the script finds the live page behind
+Jupyter's own address and login and puts it in the table's place; where it cannot, one line says what to do. Nothing of
+the machine is in it: no token, port or path. The script is the same for every job; it takes the job from the element
+it stands behind, so that two outputs of one job do not meet.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from html import escape
+from typing import Final
+
+from workbench.feed import JobSummary, PoolStatus
+from workbench.views.job import JobView
+from workbench.views.table import (
+    NO_JOB,
+    NO_WORKER,
+    Column,
+    Table,
+    headline,
+    jobs_table,
+    notes,
+    pool_line,
+    progress_line,
+    rank_table,
+    workers_table,
+)
+
+HEIGHT: Final = 440  # px of the live page
+REASON: Final = 1000  # characters of one sentence
+_ADDRESS: Final = re.compile(r"\b(?:tls|tcp|ucx|https?)://([^\s:/]+):\d+")
+_PATH: Final = re.compile(r"(?<![\w.…/])/(?:[^\s/'\":,;()]+/)+([^\s/'\":,;()]+)")
+_STYLE: Final = """<style>
+.dtrain-view{color:var(--jp-ui-font-color1,inherit);font-size:var(--jp-ui-font-size1,13px);line-height:1.5;overflow-x:auto}
+.dtrain-view table{border-collapse:collapse;margin:6px 0;font-variant-numeric:tabular-nums}
+.dtrain-view caption{text-align:left;color:var(--jp-ui-font-color2,inherit);padding:2px 0}
+.dtrain-view th,.dtrain-view td{padding:2px 10px 2px 0;text-align:left;white-space:nowrap;color:inherit;\
+background:none;border-bottom:1px solid var(--jp-border-color2,rgba(128,128,128,.4))}
+.dtrain-view th.n,.dtrain-view td.n{text-align:right}
+.dtrain-view tr.dtrain-marked>*{font-weight:bold;border-bottom:2px solid currentColor}
+.dtrain-view p{margin:2px 0}
+</style>"""
+_SCRIPT: Final = """<script>(function(){
+var me=document.currentScript,roots=me&&me.previousElementSibling&&me.previousElementSibling.matches('.dtrain-job')?
+[me.previousElementSibling]:Array.from(document.querySelectorAll('.dtrain-job'));
+var config=document.getElementById('jupyter-config-data');if(!config)return;
+var base;try{base=JSON.parse(config.textContent).baseUrl||'/'}catch(e){return}
+if(base.slice(-1)!=='/')base+='/';
+function theme(){var light=document.body.dataset.jpThemeLight;
+return (light===undefined?matchMedia('(prefers-color-scheme: dark)').matches:light==='false')?'dark':'light'}
+roots.forEach(function(root){
+if(root.dataset.started)return;root.dataset.started='1';
+var id=root.dataset.dtrainJob,note=root.querySelector('.dtrain-note'),snapshot=root.querySelector('.dtrain-snapshot');
+var waits=[0,1000,2000,4000,8000,15000,30000],tries=0;
+function live(){
+var f=document.createElement('iframe');f.title='live view of job '+id;
+f.src=base+'dtrain/job?id='+encodeURIComponent(id)+'&theme='+theme();
+f.style.cssText='width:100%;height:HEIGHTpx;border:0';
+snapshot.hidden=true;note.hidden=true;root.appendChild(f);
+var watch=new MutationObserver(function(){if(!f.isConnected){watch.disconnect();return}
+f.contentWindow.postMessage({dtrainTheme:theme()},location.origin)});
+watch.observe(document.body,{attributes:true,attributeFilter:['data-jp-theme-light']})}
+function look(){
+if(!root.isConnected&&tries)return;tries++;
+fetch(base+'dtrain/healthz',{credentials:'same-origin',cache:'no-store'}).then(function(r){
+if(!r.ok||r.redirected)throw r.status;live()}).catch(function(){
+if(tries>2){note.textContent='This is how it stood then. The live view cannot be reached: start it with %dtrain up, \
+or follow the job in a terminal with: dtrain attach '+id;note.hidden=false}
+if(tries<waits.length)setTimeout(look,waits[tries])})}
+look()})})()</script>""".replace("HEIGHT", str(HEIGHT))
+
+
+def snapshot_html(view: JobView) -> str:
+    """The job as it is now; turns itself into the live page in JupyterLab. Under 50 KB at any number of ranks."""
+    lines = [progress_line(view), *notes(view)]
+    ranks = _table(rank_table(view)) if view.rows else ""
+    if view.failure is not None and view.failure.rank is not None:
+        lines.append(f"its log: %dtrain logs {view.job_id} -r {view.failure.rank}")
+    body = f'<p role="status"><strong>{_text(headline(view))}</strong></p>{_paragraphs(lines)}{ranks}'
+    job_id = escape(view.job_id, quote=True)
+    return (
+        f'{_STYLE}\n<div class="dtrain-view dtrain-job" data-dtrain-job="{job_id}">'
+        f'<div class="dtrain-snapshot">{body}</div><p class="dtrain-note" role="status" hidden></p></div>{_SCRIPT}'
+    )
+
+
+def snapshot_jobs_html(jobs: Sequence[JobSummary]) -> str:
+    """The list of jobs, without script."""
+    return _view(_table(jobs_table(jobs)) if jobs else _paragraphs([NO_JOB]))
+
+
+def snapshot_pool_html(pool: PoolStatus) -> str:
+    """A pool with its workers and queue, without script."""
+    workers = _table(workers_table(pool, with_address=False)) if pool.workers else _paragraphs([NO_WORKER])
+    queue = _table(_queue_table(pool)) if pool.waiting else ""
+    return _view(f"<p><strong>{_text(pool_line(pool))}</strong></p>{workers}{queue}")
+
+
+def _queue_table(pool: PoolStatus) -> Table:
+    jobs, reasons = zip(*pool.waiting, strict=True)
+    return Table("Waiting for slots", (Column("job", False, 0, jobs), Column("why", False, 0, reasons)))
+
+
+def _view(body: str) -> str:
+    return f'{_STYLE}\n<div class="dtrain-view">{body}</div>'
+
+
+def _paragraphs(lines: Sequence[str]) -> str:
+    return "".join(f"<p>{_text(line)}</p>" for line in lines if line)
+
+
+def _table(table: Table) -> str:
+    heads = "".join(f'<th scope="col"{_class(column)}>{_text(column.title)}</th>' for column in table.columns)
+    rows = "".join(_row(table, index) for index in range(table.length))
+    return (
+        f"<table><caption>{_text(table.caption)}</caption><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table>"
+    )
+
+
+def _row(table: Table, index: int) -> str:
+    first, *rest = table.columns
+    marked = ' class="dtrain-marked"' if index in table.marked else ""
+    cells = "".join(f"<td{_class(column)}>{_text(column.cells[index])}</td>" for column in rest)
+    return f'<tr{marked}><th scope="row"{_class(first)}>{_text(first.cells[index])}</th>{cells}</tr>'
+
+
+def _class(column: Column) -> str:
+    return ' class="n"' if column.is_number else ""
+
+
+def _text(text: str) -> str:
+    """Escaped, and without what only this machine understands."""
+    text = _PATH.sub(r"…/\1", _ADDRESS.sub(r"\1", text))
+    return escape(text if len(text) <= REASON else text[: REASON - 1] + "…")

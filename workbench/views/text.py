@@ -1,0 +1,128 @@
+"""Tables for a terminal: aligned columns, no line wider than asked, colour only on top of a mark and a word."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Sequence
+from typing import Final
+
+from workbench.feed import JobSummary, PoolStatus
+from workbench.views.job import JobView
+from workbench.views.table import (
+    NO_JOB,
+    Column,
+    Table,
+    headline,
+    jobs_table,
+    notes,
+    pool_line,
+    progress_line,
+    rank_table,
+    workers_table,
+)
+from workbench.views.wording import MARKS
+
+WIDTH: Final = 100
+GAP: Final = "  "
+_COLOURS: Final = {
+    "HEALTHY": "34",
+    "SUCCEEDED": "32",
+    "FAILED": "1;31",
+    "RECOVERING": "33",
+    "LAUNCHING": "36",
+}
+_STATE: Final = re.compile("|".join(re.escape(f"{mark} {word}") for word, mark in MARKS.items()))
+_CONTROL: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
+
+def render_status(view: JobView, width: int = WIDTH, *, color: bool = False) -> str:
+    """A job with its ranks."""
+    lines = [headline(view), progress_line(view), *notes(view)]
+    if view.rows:
+        lines += ["", *_lines(rank_table(view), width)]
+    return _finish(lines, width, color=color)
+
+
+def one_line(view: JobView, width: int = WIDTH) -> str:
+    """A job in one line, for a live display in a terminal."""
+    why = f" · {view.reason}" if view.phase.is_terminal and view.reason else ""
+    return _finish([f"{headline(view)} · {progress_line(view)}{why}"], width, color=False)
+
+
+def render_jobs(jobs: Sequence[JobSummary], width: int = WIDTH, *, color: bool = False) -> str:
+    """The list of jobs."""
+    if not jobs:
+        return NO_JOB
+    return _finish(_lines(jobs_table(jobs), width), width, color=color)
+
+
+def render_pool(pool: PoolStatus, width: int = WIDTH, *, color: bool = False) -> str:
+    """A pool with its workers and queue."""
+    lines = [pool_line(pool), pool.address, ""]
+    lines += (
+        _lines(workers_table(pool), width) if pool.workers else ["no worker has joined; start one with: %dtrain up"]
+    )
+    if pool.waiting:
+        lines += ["", *(f"{job_id}  {reason}" for job_id, reason in pool.waiting)]
+    return _finish(lines, width, color=color)
+
+
+def _lines(table: Table, width: int) -> list[str]:
+    columns = _fitting(table.columns, width)
+    widths = [_width_of(column) for column in columns]
+    rows = [[column.title for column in columns], *zip(*(column.cells for column in columns), strict=True)]
+    return [
+        GAP.join(
+            _pad(cell, column_width, right=column.is_number)
+            for cell, column, column_width in zip(row, columns, widths, strict=True)
+        ).rstrip()
+        for row in rows
+    ]
+
+
+def _fitting(columns: tuple[Column, ...], width: int) -> tuple[Column, ...]:
+    """Without the columns that are needed least, as far as the width demands; the last one may be cut short."""
+
+    def total(kept: tuple[Column, ...]) -> int:
+        last = min(_width_of(kept[-1]), 24) if not kept[-1].is_number else _width_of(kept[-1])
+        return sum(map(_width_of, kept[:-1])) + last + len(GAP) * (len(kept) - 1)
+
+    while total(columns) > width and (least := max(column.need for column in columns)):
+        columns = tuple(column for column in columns if column.need < least)
+    return columns
+
+
+def _width_of(column: Column) -> int:
+    return max(_cells(text) for text in (column.title, *column.cells))
+
+
+def _cells(text: str) -> int:
+    """Columns of a terminal that a text takes: wide characters take two, combining ones none."""
+    if text.isascii():
+        return len(text)
+    return sum(0 if unicodedata.combining(c) else 2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in text)
+
+
+def _pad(text: str, width: int, *, right: bool) -> str:
+    space = " " * (width - _cells(text))
+    return space + text if right else text + space
+
+
+def _finish(lines: Sequence[str], width: int, *, color: bool) -> str:
+    """Nothing that moves a cursor, nothing too wide, then colour."""
+    shown = [_cut(_CONTROL.sub("", line), width) for line in lines]
+    return "\n".join(_STATE.sub(_paint, line) for line in shown) if color else "\n".join(shown)
+
+
+def _cut(line: str, width: int) -> str:
+    if _cells(line) <= width:
+        return line
+    while line and _cells(line) > width - 1:
+        line = line[:-1]
+    return line.rstrip() + "…"
+
+
+def _paint(match: re.Match[str]) -> str:
+    code = _COLOURS.get(match[0].split()[-1])
+    return f"\033[{code}m{match[0]}\033[0m" if code else match[0]

@@ -1,0 +1,118 @@
+"""Numbers and names as people read them; every number with its unit. Shared by text, HTML and panels."""
+
+from __future__ import annotations
+
+import math
+import signal
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+from workbench.state import JobPhase, RankPhase
+
+NOTHING: Final = "–"
+# A state never speaks by colour alone: a mark and the word go with it.
+MARKS: Final[Mapping[str, str]] = {
+    "INIT": "○",
+    "LAUNCHING": "◔",
+    "HEALTHY": "●",
+    "RECOVERING": "↻",
+    "STOPPING": "◌",
+    "STOPPED": "■",
+    "SUCCEEDED": "✓",
+    "FAILED": "✗",
+}
+_SIZES: Final = ("B", "kB", "MB", "GB", "TB", "PB")
+
+
+def ranks_text(ranks: Iterable[int], most: int = 8) -> str:
+    """`(0, 1, 2, 5)` → "ranks 0–2, 5"; at most `most` ranges, then how many more."""
+    spans: list[list[int]] = []
+    for rank in sorted(set(ranks)):
+        if spans and rank == spans[-1][1] + 1:
+            spans[-1][1] = rank
+        else:
+            spans.append([rank, rank])
+    if not spans:
+        return "no rank"
+    parts = [f"{a}" if a == b else f"{a}–{b}" if b > a + 1 else f"{a}, {b}" for a, b in spans[:most]]
+    more = sum(b - a + 1 for a, b in spans[most:])
+    is_one = len(spans) == 1 and spans[0][0] == spans[0][1]
+    return f"{'rank' if is_one else 'ranks'} {', '.join(parts)}{f' and {more} more' if more else ''}"
+
+
+def count(number: float) -> str:
+    """1240 → "1,240"."""
+    return f"{number:,.0f}" if math.isfinite(number) else NOTHING
+
+
+def number(value: float | None, digits: int = 4) -> str:
+    """A loss or a metric: 0.12345 → "0.1235", 1e-7 → "1e-07"; None and NaN → "–"."""
+    return NOTHING if value is None or math.isnan(value) else f"{value:.{digits}g}"
+
+
+def rate(value: float | None, unit: str = "samples/s") -> str:
+    """3206.4 → "3,206 samples/s"; small ones keep three digits."""
+    return NOTHING if value is None or not math.isfinite(value) else f"{bare_rate(value)} {unit}".rstrip()
+
+
+def bare_rate(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def seconds(value: float | None) -> str:
+    """A step's time, as short as it is: 0.0098 → "9.8 ms"."""
+    if value is None or not math.isfinite(value):
+        return NOTHING
+    if value < 1e-3:
+        return f"{value * 1e6:.0f} µs"
+    if value < 1:
+        return f"{value * 1e3:.3g} ms"
+    return f"{value:.3g} s" if value < 100 else span(value)
+
+
+def span(value: float) -> str:
+    """How long something lasts, for people: 62.4 → "1 min 02 s"."""
+    whole = max(0, round(value))
+    if whole < 60:
+        return f"{max(value, 0.0):.1f} s" if value < 9.95 else f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    if whole < 86_400:
+        return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+    return f"{whole // 86_400} d {whole % 86_400 // 3600:02d} h"
+
+
+def size(value: float | None) -> str:
+    """Bytes in powers of 1000: 1_234_567 → "1.23 MB"."""
+    if value is None:
+        return NOTHING
+    for unit in _SIZES:
+        if value < 1000 or unit == _SIZES[-1]:
+            break
+        value /= 1000
+    return f"{value:.3g} {unit}"
+
+
+def percent(share: float) -> str:
+    """0.412 → "41 %"; what is there but less than half a percent is not 0."""
+    return "<1 %" if 0 < share < 0.005 else f"{share * 100:.0f} %"
+
+
+def plural(number: int, noun: str) -> str:
+    """2, "rank" → "2 ranks"."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def phase_text(phase: JobPhase | RankPhase) -> str:
+    """The phase with its mark."""
+    return f"{MARKS[phase.value]} {phase.value}"
+
+
+def exit_text(exit_code: int | None, signal_number: int | None) -> str:
+    """How a process ended, in a few words; empty when that is not known or was well."""
+    if signal_number:
+        try:
+            return f"killed by {signal.Signals(signal_number).name}"
+        except ValueError:
+            return f"killed by signal {signal_number}"
+    return f"exit code {exit_code}" if exit_code else ""
