@@ -1,0 +1,68 @@
+"""Marks of processes: this one is told from a dead one, a reused pid and another boot."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from workbench.errors import UsageError
+from workbench.pool import local
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("DTRAIN_HOME", str(tmp_path / "home"))
+    return tmp_path / "home"
+
+
+def test_a_mark_names_one_process_and_no_other() -> None:
+    directory = local.pool_dir("p")
+    mark = local.write_mark(directory, "scheduler", "tls://127.0.0.1:1")
+    assert local.read_marks(directory) == {"scheduler": mark}
+    assert mark.is_alive
+    replace = msgspec.structs.replace
+    assert not replace(mark, created=mark.created - 100).is_alive, "a reused pid"
+    assert not replace(mark, boot="another").is_alive
+    assert not replace(mark, pid=2**22 + 1).is_alive
+
+
+def test_a_stale_pool_is_recognised_and_cleaned() -> None:
+    directory = local.pool_dir("p")
+    mark = local.write_mark(directory, "scheduler", "tls://127.0.0.1:1")
+    stale = msgspec.structs.replace(mark, boot="another")
+    (directory / "scheduler.json").write_bytes(msgspec.json.encode(stale))
+    local.private_dir(directory / "tls")
+    (directory / "tls" / "key.pem").write_text("secret")
+    assert local.list_pools() == [("p", None)]
+    assert local.find_pool("p") is None
+    assert not list(directory.glob("*.json"))
+    assert not (directory / "tls" / "key.pem").exists()
+
+
+def test_a_torn_mark_counts_as_none() -> None:
+    directory = local.pool_dir("p")
+    (directory / "scheduler.json").write_text('{"role": "sched')
+    assert local.read_marks(directory) == {}
+    assert local.find_pool("p") is None
+
+
+def test_directories_are_private_and_names_checked(home: Path) -> None:
+    directory = local.pool_dir("p")
+    assert directory.is_relative_to(home)
+    assert directory.stat().st_mode & 0o077 == 0
+    for name in ("", "a/b", "../x", ".hidden"):
+        with pytest.raises(UsageError, match="cannot be a pool name"):
+            local.pool_dir(name)
+
+
+def test_a_job_sees_the_callers_environment_without_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MY_SETTING", "1")
+    monkeypatch.setenv("JPY_PARENT_PID", "2")
+    monkeypatch.setenv("MPLBACKEND", "module://matplotlib_inline.backend_inline")
+    seen = local.caller_environment()
+    assert seen["MY_SETTING"] == "1"
+    assert seen["PATH"] == os.environ["PATH"]
+    assert not {"JPY_PARENT_PID", "MPLBACKEND"} & set(seen)
