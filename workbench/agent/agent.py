@@ -76,6 +76,7 @@ class Rank:
         self.status: int | None = None
         self.cursor = 0
         self.stop_signal: int | None = None
+        self.left: int | None = None
         self.kill_at: float | None = None
         self.process: psutil.Process | None = None
         self.beat = (-1, -1, 0.0)
@@ -432,6 +433,10 @@ class Agent:
                     **{k: v for k, v in header.items() if k not in ("op", "fds")},
                 )
                 self._emit(rank.job_id, answer)
+            case "leaving":
+                # The interpreter's end takes a while, and its sockets close early: peers fail, and the stop that this
+                # brings about may find the rank still leaving. It left of itself all the same, with this code.
+                rank.left = header["code"]
             case "note":
                 rank.display["stderr"].add((header["text"] + "\n").encode(), time.monotonic())
 
@@ -453,6 +458,8 @@ class Agent:
         self._on_control(rank)
         self._drain(rank)
         self._steps(rank)
+        if rank.left is not None and rank.stop_signal is not None:
+            status, rank.stop_signal = rank.left << 8, None
         snap = blackbox.read_header(rank.box)
         doing = f"in {snap.collective}" if snap.activity is blackbox.Activity.COLLECTIVE else ""
         event = RankExited(

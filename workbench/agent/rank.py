@@ -78,7 +78,12 @@ def run(request: dict[str, Any], fds: list[int]) -> None:
     _fresh_process(request)
     _observe(child)
     sys.excepthook = lambda kind, error, tb: _on_exception(child, kind, error, tb)
-    _run_program(child)
+    try:
+        _run_program(child)
+    except SystemExit as leaving:
+        child.send({"op": "leaving", "code": _exit_code(leaving)})
+        raise
+    child.send({"op": "leaving", "code": 0})
 
 
 def _serve_store(listener: int, request: dict[str, Any]) -> None:
@@ -205,6 +210,13 @@ def _run_program(child: Child) -> None:
             from workbench.training.cells import serve_cells
 
             serve_cells(child.receive, child.send, main.__dict__, child.box)
+
+
+def _exit_code(leaving: SystemExit) -> int:
+    """What the interpreter will make of it."""
+    if leaving.code is None:
+        return 0
+    return leaving.code & 0xFF if isinstance(leaving.code, int) else 1
 
 
 def _call_function(child: Child) -> None:
