@@ -90,7 +90,7 @@ def rank_table(view: JobView) -> Table:
     has_gpu = any(row.gpu is not None or row.gpu_memory is not None for row in view.rows)
     has_tokens = any(row.tokens_per_s for row in view.rows)
     makers: list[tuple[str, bool, int, Callable[[_Line], str]]] = [
-        ("rank", False, 0, lambda line: ranks_text(r.rank for r in line.ranks).removeprefix("rank ")),
+        ("rank", False, 0, lambda line: ranks_text(r.rank for r in line.ranks).partition(" ")[2]),
         ("state", False, 0, lambda line: phase_text(line.ranks[0].phase)),
         ("step", True, 0, _step),
         ("samples/s", True, 0, lambda line: _mean_text(line, lambda r: r.samples_per_s or None, bare_rate)),

@@ -11,6 +11,7 @@ from workbench.feed import JobSummary, PoolStatus
 from workbench.views.job import JobView
 from workbench.views.table import (
     NO_JOB,
+    NO_WORKER,
     Column,
     Table,
     headline,
@@ -60,9 +61,7 @@ def render_jobs(jobs: Sequence[JobSummary], width: int = WIDTH, *, color: bool =
 def render_pool(pool: PoolStatus, width: int = WIDTH, *, color: bool = False) -> str:
     """A pool with its workers and queue."""
     lines = [pool_line(pool), pool.address, ""]
-    lines += (
-        _lines(workers_table(pool), width) if pool.workers else ["no worker has joined; start one with: %dtrain up"]
-    )
+    lines += _lines(workers_table(pool), width) if pool.workers else [NO_WORKER]
     if pool.waiting:
         lines += ["", *(f"{job_id}  {reason}" for job_id, reason in pool.waiting)]
     return _finish(lines, width, color=color)
