@@ -27,7 +27,7 @@ def listing(context: Context, args: Arguments) -> Outcome:
     limit = 1_000_000 if args.all else (LIMIT if args.limit is None else args.limit)
     found = session.jobs(limit=limit + 1, phase=args.phase)
     jobs = found[:limit]
-    text = render_jobs(jobs)
+    text = render_jobs(jobs, width=context.screen.width, color=context.screen.has_color)
     if len(found) > limit:
         text += f"\n… older ones: {context.prefix} jobs --all"
     return Outcome(value=Listing(jobs, text), text=text, document=msgspec.to_builtins(jobs))

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-import msgspec
-
 from workbench.errors import UsageError
 from workbench.verbs import watch
 from workbench.verbs.context import Context
@@ -56,7 +54,7 @@ def _fields(args: Arguments) -> dict[str, Any]:
     fields = {name: getattr(args, name) for name in FIELDS if getattr(args, name) is not None}
     if args.env:
         fields["env"] = dict(args.env)
-    return msgspec.to_builtins(fields)  # type: ignore[no-any-return]
+    return fields
 
 
 def _program(args: Arguments, source: str | None) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from typing import Final
 
 PATIENCE: Final = 1.0  # s that an unfinished line is held back
 HEAD: Final = 100_000  # characters shown as they come
+LINE: Final = 4096  # characters of one line that are never cut
 TAIL: Final = 100_000  # characters of the end that are shown when more came
 
 
@@ -75,14 +76,16 @@ class Bound:
         """The lines that may be shown now."""
         through = []
         for is_error, line in lines:
-            if not self.is_full:
-                through.append((is_error, line))
-                self.passed += len(line)
-            else:
-                self._keep(is_error, line)
+            room = 0 if self.is_full else max(self.head - self.passed, LINE)
+            if room:
+                through.append((is_error, line if len(line) <= room else f"{line[:room]}…\n"))
+                self.passed += len(line[:room])
+            if line[room:]:
+                self._keep(is_error, line[room:])
         return through
 
     def _keep(self, is_error: bool, line: str) -> None:
+        self.left_out += max(len(line) - self.tail, 0)
         line = line[-self.tail :]
         self.kept.append((is_error, line))
         self.kept_size += len(line)

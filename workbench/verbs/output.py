@@ -26,10 +26,10 @@ DEFAULT_TAIL: Final = 50
 
 def logs(context: Context, args: Arguments) -> Outcome:
     """The last lines by rank; with -f what follows as well."""
-    job = context.job(args)
-    ranks = _ranks(job, args.rank)
     if args.follow and args.json:
         raise UsageError("what is followed has no end, so it is no document", hint="leave out -f or --json")
+    job = context.job(args)
+    ranks = _ranks(job, args.rank)
     if args.follow:
         stream(context, job, ranks, tail=DEFAULT_TAIL if args.tail is None else args.tail, grep=args.grep)
         return Outcome()

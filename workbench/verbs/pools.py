@@ -76,4 +76,4 @@ def _plain(value: object) -> dict[str, Any]:
 def _render(status: Any, context: Context) -> str:
     from workbench.views.text import render_pool
 
-    return render_pool(status)
+    return render_pool(status, width=context.screen.width, color=context.screen.has_color)

@@ -91,19 +91,8 @@ def _follow(context: Context, job: Job, timeout: float | None, is_quiet: bool) -
 
 
 def _picture(context: Context, view: JobView) -> str:
-    from workbench.views.text import render_status
+    from workbench.views.text import one_line, render_status
 
     if context.is_shell and context.screen.redraws:
         return render_status(view, width=context.screen.width, color=context.screen.has_color)
-    return progress_line(view)
-
-
-def progress_line(view: JobView) -> str:
-    """`train-1f2e HEALTHY: step 120 of 400, 3,206 samples/s, loss 0.31, 2 of 2 ranks, 12 s`."""
-    running = sum(not row.phase.has_exited for row in view.rows)
-    parts = [f"step {view.step}" if view.step else "", f"{view.throughput:,.0f} samples/s" if view.throughput else ""]
-    parts += [f"loss {view.loss:.4g}" if view.loss is not None and view.loss == view.loss else ""]
-    parts += [f"{running} of {view.world_size} ranks" if view.rows else "", f"{view.running_for:.0f} s"]
-    if view.phase in (JobPhase.INIT, JobPhase.RECOVERING, JobPhase.STOPPING):
-        parts.insert(0, view.reason)
-    return f"{view.job_id} {view.phase.value}: {', '.join(filter(None, parts))}"
+    return one_line(view, width=200)
