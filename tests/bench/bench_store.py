@@ -1,6 +1,6 @@
 """What the store costs: 1,024 simulated ranks × 10 steps/s for 60 s, pushed as fast as it goes, then read back.
 
-Run: python tests/bench/bench_store.py [--ranks 1024] [--seconds 60] [--hour]
+Run: python tests/bench/bench_store.py [--ranks 1024] [--rate 10] [--seconds 60]; an hour: --rate 1 --seconds 3600
 """
 
 from __future__ import annotations
@@ -16,29 +16,28 @@ from workbench.blackbox import STEP
 from workbench.store.jobfile import JobFile
 from workbench.telemetry import StepsTaken
 
-RATE = 10
 LIMIT = 0.3  # CPU s that a simulated second may cost
 EPOCH = 1_790_000_000.0
 
 
-def make_reports(ranks: int, second: int) -> list[StepsTaken]:
-    """One second of a job: every rank reports ten times, a step each."""
+def make_reports(ranks: int, rate: int, second: int) -> list[StepsTaken]:
+    """One second of a job: every rank reports `rate` times, a step each."""
     noise = random.Random(second)
     reports = []
-    for tenth in range(RATE):
-        step, end = second * RATE + tenth, EPOCH + second + (tenth + 0.5) / RATE
+    for turn in range(rate):
+        step, end = second * rate + turn, EPOCH + second + (turn + 0.5) / rate
         for rank in range(ranks):
             parts = [noise.uniform(0.001, 0.03) for _ in range(5)]
-            block = STEP.pack(step, end, 0.1, *parts, 0.0, 32.0, 0.0, noise.random())
+            block = STEP.pack(step, end, 1 / rate, *parts, 0.0, 32.0, 0.0, noise.random())
             reports.append(StepsTaken(job_id="bench", restart_count=0, rank=rank, block=block))
     return reports
 
 
-def push(file: JobFile, ranks: int, seconds: int) -> tuple[float, float]:
+def push(file: JobFile, ranks: int, rate: int, seconds: int) -> tuple[float, float]:
     """CPU and wall time of taking in and flushing; making the reports is not counted."""
     cpu = wall = 0.0
     for second in range(seconds):
-        reports = make_reports(ranks, second)
+        reports = make_reports(ranks, rate, second)
         cpu_before, wall_before = time.process_time(), time.perf_counter()
         for report in reports:
             file.add_steps(report)
@@ -57,17 +56,17 @@ def timed(what: Callable[[], list[object]]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--ranks", type=int, default=1024)
+    parser.add_argument("--rate", type=int, default=10, help="steps/s of a rank")
     parser.add_argument("--seconds", type=int, default=60)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory) / "bench" / "job.sqlite"
         with JobFile.create(path, "bench") as file:
-            cpu, wall = push(file, options.ranks, options.seconds)
-            steps = options.ranks * options.seconds * RATE
+            cpu, wall = push(file, options.ranks, options.rate, options.seconds)
+            steps = options.ranks * options.seconds * options.rate
             size = sum(p.stat().st_size for p in path.parent.iterdir())
-            print(
-                f"{options.ranks} ranks x {RATE} steps/s x {options.seconds} s: {steps} steps, {file.dropped} dropped"
-            )
+            print(f"{options.ranks} ranks x {options.rate} steps/s x {options.seconds} s: {steps} steps")
+            print(f"  dropped                   {file.dropped:10d} steps")
             print(f"  taken in                  {steps / wall:10.0f} steps/s")
             each = cpu / options.seconds
             print(f"  CPU a simulated second    {each:10.3f} s   (limit {LIMIT})")

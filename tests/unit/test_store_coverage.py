@@ -64,6 +64,12 @@ def test_a_plan_keeps_to_its_number_and_the_newest_seconds_fine() -> None:
     assert plan(many, ranks=1, most=200).width == 1.0
 
 
+def test_one_of_many_ranks_does_not_cost_reading_all_of_them() -> None:
+    hour = keys(rows(1, 0, 3600, 1024), rows(10, 0, 3600, 1024), rows(60, 0, 3600, 1024))
+    found = plan(hour, ranks=1, most=5000)
+    assert found.width == 10.0 and len(found.keys) * 1024 < 500_000 and covered(found.keys) == [(0, 3600)]
+
+
 def test_a_plan_of_nothing_and_of_too_many_ranks() -> None:
     assert plan([], ranks=None, most=5).keys == []
     one: Plan = plan([Key(key.start, key.width, 1000) for key in WHOLE], ranks=None, most=10)

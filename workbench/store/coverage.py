@@ -12,6 +12,7 @@ from typing import Final, NamedTuple
 
 TIERS: Final = (1.0, 10.0, 60.0, 600.0, 3600.0, 86_400.0)  # widths kept, in s; each divides the next
 _WIDER: Final = (*TIERS, 10 * 86_400.0, 100 * 86_400.0, 1e5 * 86_400.0)  # merged when asked, not kept
+WORK: Final = 500_000  # buckets that one answer may unpack: some tenths of a second
 FINE: Final = 10  # newest seconds that stay at 1 s where there is room
 
 
@@ -55,13 +56,16 @@ def choose(keys: Sequence[Key], width: float, until: float = math.inf) -> list[K
 def plan(keys: Sequence[Key], *, ranks: int | None, most: int) -> Plan:
     """The finest answer of at most `most` buckets, but at least one a rank: recent seconds fine, the rest wider.
 
+    Rows hold all ranks and are read whole: an answer about one of many ranks is as coarse as keeps that work bounded.
+
     `ranks`: how many ranks are asked for, None for all that there are.
     """
     if not keys:
         return Plan([], TIERS[0], math.inf)
-    each = max(1, max(key.ranks for key in keys) if ranks is None else ranks)
+    stored = max(key.ranks for key in keys)
+    each = max(1, stored if ranks is None else ranks)
     everything = choose(keys, TIERS[0])
-    if len(everything) * each <= most:
+    if len(everything) * each <= most and len(everything) * stored <= WORK:
         return Plan(everything, TIERS[0], -math.inf)
     end = max(key.start + key.width for key in keys)
     newest = end - min(FINE, most // 2 // each)
@@ -70,6 +74,7 @@ def plan(keys: Sequence[Key], *, ranks: int | None, most: int) -> Plan:
     room = most - len(recent) * each
     for width in _WIDER:
         older = choose(keys, width, until=fine_from)
-        if len({math.floor(key.start / width) for key in older}) * each <= room:
+        spans = len({math.floor(key.start / width) for key in older})
+        if spans * each <= room and len(older) * stored <= WORK:
             break
     return Plan(older + recent, width, fine_from)

@@ -26,8 +26,8 @@ class Kind(NamedTuple):
     schema: tuple[str, ...]
 
 
-def create(path: Path, kind: Kind) -> sqlite3.Connection:
-    """A new file with its schema, or `StoreError` and nothing left behind."""
+def create(path: Path, kind: Kind, first: tuple[str, tuple[object, ...]] | None = None) -> sqlite3.Connection:
+    """A new file with its schema and the row that `first` inserts, or `StoreError` and nothing left behind."""
     is_new_dir = not path.parent.exists()
     private_dir(path.parent)
     try:
@@ -44,7 +44,7 @@ def create(path: Path, kind: Kind) -> sqlite3.Connection:
             hint="free some disk space, or set DTRAIN_HOME to a directory you can write",
         ) from error
     try:
-        return _begin(path, kind)
+        return _begin(path, kind, first)
     except (sqlite3.Error, OSError) as error:
         remove(path)
         if is_new_dir:
@@ -58,7 +58,7 @@ def _check_space(directory: Path) -> None:
         raise OSError(28, f"only {free.f_bavail * free.f_frsize // 1024} kB are free there")
 
 
-def _begin(path: Path, kind: Kind) -> sqlite3.Connection:
+def _begin(path: Path, kind: Kind, first: tuple[str, tuple[object, ...]] | None) -> sqlite3.Connection:
     connection = _connect(path, "rw")
     try:
         connection.execute("PRAGMA journal_mode=WAL")
@@ -66,6 +66,8 @@ def _begin(path: Path, kind: Kind) -> sqlite3.Connection:
             connection.execute(f"PRAGMA application_id={kind.application_id}")
             for statement in kind.schema:
                 connection.execute(statement)
+            if first is not None:
+                connection.execute(*first)
             connection.execute(f"PRAGMA user_version={kind.version}")
         sync_dir(path.parent)
     except BaseException:

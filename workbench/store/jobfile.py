@@ -59,8 +59,7 @@ class JobFile:
     @classmethod
     def create(cls, path: Path, job_id: str) -> Self:
         """Begin a record. `StoreError`, and nothing left behind, when the disk is full or cannot be written."""
-        connection = create(path, KIND)
-        connection.execute("INSERT INTO job VALUES (?)", (job_id,))
+        connection = create(path, KIND, ("INSERT INTO job VALUES (?)", (job_id,)))
         return cls(path, connection, read_only=False)
 
     @classmethod
