@@ -228,6 +228,19 @@ STORIES = [
         "rank 1 raised ValueError: bad batch",
     ),
     Story(
+        "a signal long after a collective error came as we stopped the rank",
+        (run, stubborn, peer_gone(1), settle, after(1.0), kill(0), run),
+        "INIT LAUNCHING HEALTHY STOPPING FAILED",
+        GONE,
+    ),
+    Story(
+        "the loss of a worker long after the exception follows from it",
+        (run, stubborn, fail(0), settle, after(1.0), lose("b"), run),
+        "INIT LAUNCHING HEALTHY STOPPING FAILED",
+        "rank 0 raised ValueError: bad batch",
+        workers=(("a", 1), ("b", 1)),
+    ),
+    Story(
         "an exception long after a collective error came of our stopping",
         (run, stubborn, peer_gone(1), settle, after(1.0), fail(0), leave(0, 1), run),
         "INIT LAUNCHING HEALTHY STOPPING FAILED",

@@ -102,7 +102,7 @@ def test_accepted(options: dict[str, object]) -> None:
         ("训练.py", EntrypointKind.SCRIPT, "job"),
         ("package.train", EntrypointKind.MODULE, "train"),
         ("train", EntrypointKind.MODULE, "train"),
-        ("", EntrypointKind.SOURCE, "source"),
+        ("", EntrypointKind.SOURCE, "cell"),
         ("<cell 3>", EntrypointKind.SOURCE, "cell-3"),
         ("", EntrypointKind.INTERACTIVE, "interactive"),
         ("train.<locals>.step", EntrypointKind.FUNCTION, "train.-locals-.step"),
