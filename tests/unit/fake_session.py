@@ -170,7 +170,8 @@ class FakeJob:
         self.calls.append(("log_page", rank, tail, grep, since))
         pages = self.pages.get(rank, [])
         text = pages[since] if since < len(pages) else ""
-        return SimpleNamespace(text=text, next=min(since + 1, len(pages)))
+        end = min(since + 1, len(pages))
+        return SimpleNamespace(text=text, next=end, truncated=end < len(pages))
 
     def execute(self, source: str, ranks: Sequence[int] | None = None) -> FakeRun:
         self.calls.append(("execute", source, ranks))

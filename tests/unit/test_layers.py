@@ -23,7 +23,7 @@ ROWS: dict[str, tuple[int, frozenset[str]]] = {
         (1, "policy views", "msgspec"),
         (2, "controller", "msgspec"),
         (3, "store", "msgspec platformdirs"),
-        (3, "training", "torch numpy"),
+        (3, "training", "torch numpy cloudpickle"),
         (4, "agent", "msgspec psutil py_spy pynvml torch numpy cloudpickle threadpoolctl"),
         (5, "pool", "distributed dask tornado msgspec psutil"),
         (6, "runner", "msgspec"),

@@ -229,19 +229,19 @@ def test_a_terminal_gets_a_table_and_a_notebook_the_job() -> None:
 
 def test_logs_of_one_rank_are_as_printed_and_of_all_are_labelled() -> None:
     session = FakeSession(running=["run-1"])
-    session.known["run-1"].pages = {0: ["a\nb\n"], 1: ["c\n"]}
+    session.known["run-1"].pages = {0: ["a\nb"], 1: ["c"]}
     context = context_of(session)
     assert do(context, "logs -r 0 --tail 7 --grep loss").text == "a\nb"
     assert session.known["run-1"].calls == [("log_page", 0, 7, "loss", 0)]
     outcome = do(context, "logs")
     assert outcome.text == "[rank 0] a\n[rank 0] b\n[rank 1] c"
-    assert outcome.document == {"job_id": "run-1", "ranks": {"0": "a\nb\n", "1": "c\n"}}
+    assert outcome.document == {"job_id": "run-1", "ranks": {"0": "a\nb", "1": "c"}}
 
 
 def test_attach_in_a_shell_is_the_whole_output_and_then_what_comes() -> None:
     session = FakeSession(running=["run-1"])
     job = session.known["run-1"]
-    job.pages = {0: ["old 1\nold ", "2\n"], 1: ["x\n"]}
+    job.pages = {0: ["old 1", "\rold 1\rold 2"], 1: ["x"]}
     job.script = script(JobPhase.HEALTHY, JobPhase.HEALTHY, JobPhase.SUCCEEDED, reason="well")
     context = context_of(session, shell=True)
     first = job.follow
@@ -249,7 +249,7 @@ def test_attach_in_a_shell_is_the_whole_output_and_then_what_comes() -> None:
     def follow(cursor: Cursor | None = None, timeout: float = 10.0) -> Any:
         found = first(cursor, timeout)
         if found.state.phase is JobPhase.SUCCEEDED:
-            job.pages[0].append("new\n")
+            job.pages[0].append("new")
         return found
 
     job.follow = follow  # type: ignore[method-assign]

@@ -37,7 +37,7 @@ class Labeller:
         *whole, rest = ((before.text if before else "") + text).replace("\r\n", "\n").split("\n")
         if rest:
             # What a progress bar has overwritten is not kept.
-            self.open[key] = _Open(_visible(rest, keeps_end=True), before.since if before and not whole else now)
+            self.open[key] = _Open(visible(rest, keeps_end=True), before.since if before and not whole else now)
         return [(is_error, _label(rank, line)) for line in whole]
 
     def overdue(self, now: float, patience: float = PATIENCE) -> list[tuple[bool, str]]:
@@ -47,10 +47,10 @@ class Labeller:
 
 
 def _label(rank: int, line: str) -> str:
-    return f"[rank {rank}] {_visible(line)}\n"
+    return f"[rank {rank}] {visible(line)}\n"
 
 
-def _visible(line: str, *, keeps_end: bool = False) -> str:
+def visible(line: str, *, keeps_end: bool = False) -> str:
     """What a terminal would show of a line with `\\r` in it."""
     body = line.rstrip("\r")
     shown = body.rpartition("\r")[2]

@@ -6,16 +6,17 @@ Both read the log files page by page, which hold all of it, and never the bounde
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from workbench.errors import UsageError
 from workbench.state import JobPhase
 from workbench.verbs.context import Context, Left
 from workbench.verbs.declare import Arguments, Outcome
-from workbench.verbs.lines import Labeller, joined
+from workbench.verbs.lines import visible
 from workbench.verbs.shown import Text
 
 if TYPE_CHECKING:
+    from workbench.agent.logs import LogPage
     from workbench.feed import Update
     from workbench.session import Job
 
@@ -62,44 +63,32 @@ def stream(context: Context, job: Job, ranks: Sequence[int] | None, *, tail: int
             context.sleep(PAUSE)
             update = job.follow(update.cursor, timeout=POLL)
             reader.read(_existing(update, ranks))
-        reader.finish()
     except KeyboardInterrupt:
-        reader.finish()
         raise Left(f"left {job.job_id}; it goes on") from None
     return update
 
 
 class Reader:
-    """How far each rank's log has been read."""
+    """How far each rank's log has been read. A page is whole lines, so that each can be labelled as it comes."""
 
     def __init__(self, context: Context, job: Job, grep: str | None) -> None:
         self.context, self.job, self.grep = context, job, grep
         self.read_to: dict[int, int] = {}
-        self.labeller = Labeller()
 
     def read(self, ranks: Iterable[int], tail: int | None = None) -> None:
         """Write what the logs have more of. `tail` holds for a rank that is read for the first time."""
-        lines = self.labeller.overdue(self.context.clock())
         for rank in ranks:
-            page = self._page(rank, tail if rank not in self.read_to else None)
-            while page.text:
-                lines += self.labeller.add(rank, page.text, self.context.clock())
-                self._write(lines)
-                lines = []
-                page = self._page(rank, None)
-        self._write(lines)
+            first = tail if rank not in self.read_to else None
+            page = self._show(rank, first)
+            while page.truncated and first is None:
+                page = self._show(rank, None)
 
-    def _page(self, rank: int, tail: int | None) -> Any:
+    def _show(self, rank: int, tail: int | None) -> LogPage:
         page = self.job.log_page(rank, tail=tail, grep=self.grep, since=self.read_to.get(rank, 0))
         self.read_to[rank] = page.next
+        if page.text:
+            self.context.screen.write("".join(_labelled([(rank, page.text)])))
         return page
-
-    def finish(self) -> None:
-        self._write(self.labeller.overdue(self.context.clock(), patience=0.0))
-
-    def _write(self, lines: list[tuple[bool, str]]) -> None:
-        for _, text in joined(lines):
-            self.context.screen.write(text)
 
 
 def _existing(update: Update, ranks: Sequence[int] | None) -> Sequence[int]:
@@ -116,4 +105,5 @@ def _ranks(job: Job, asked: Sequence[int] | None) -> Sequence[int]:
 
 
 def _labelled(pages: Iterable[tuple[int, str]]) -> list[str]:
-    return [f"[rank {rank}] {line}\n" for rank, page in pages for line in page.splitlines()]
+    """A progress bar's line is its last state; other control characters are the log's own business."""
+    return [f"[rank {rank}] {visible(line)}\n" for rank, page in pages for line in page.removesuffix("\n").split("\n")]
