@@ -62,6 +62,12 @@ def store_up(pool: FakePool) -> None:
     pool.settle()
 
 
+def started_unheard(pool: FakePool) -> None:
+    """Ranks run, and the word of it is still on its way."""
+    for worker in pool.agents:
+        pool.start_ranks(worker)
+
+
 def cancel(pool: FakePool) -> None:
     pool.cancel(JOB, by="%dtrain cancel")
 
@@ -299,6 +305,13 @@ STORIES = [
         (after(5.0), run),
         "INIT LAUNCHING FAILED",
         "the rendezvous store did not start within 5 s",
+        {"startup_timeout": 5.0},
+    ),
+    Story(
+        "startup timeout just before the word of a rank that was killed",
+        (store_up, after(4.0), started_unheard, kill(0), after(1.0), run),
+        "INIT LAUNCHING STOPPING FAILED",
+        "rank 0 killed by SIGKILL",
         {"startup_timeout": 5.0},
     ),
     Story(

@@ -13,6 +13,7 @@ from workbench.events import LaunchFailed, RankExited, RankRaised, WorkerLost
 from workbench.state import Failure, FailureKind, JobPhase, JobState, RankPhase, RankState
 
 SETTLE: Final = 0.2  # s in which failures count as simultaneous, and a first one waits for one that outranks it
+SAID: Final = (FailureKind.COLLECTIVE, FailureKind.EXCEPTION)  # what a rank itself tells of its end
 LISTED: Final = 8  # ranks named in one reason
 
 
@@ -47,7 +48,7 @@ def exit_phase(state: JobState, event: RankExited) -> RankPhase:
 
 def exit_failure(state: JobState, event: RankExited, rank: RankState) -> Failure | None:
     """What the exit says that is not known yet; None for a good end, ours, or one that the rank explained before."""
-    has_said = any(f.rank == event.rank for f in state.failures)
+    has_said = any(f.rank == event.rank and f.kind in SAID for f in state.failures)
     if has_said or exit_phase(state, event) is not RankPhase.FAILED:
         return None
     name = _signal_name(event.signal)
