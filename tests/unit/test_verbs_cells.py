@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.unit.fake_session import FakeSession, answer, context_of, interrupt, output, state, update
-from workbench.errors import RankFailedError
+from workbench.errors import RankFailedError, UsageError
 from workbench.spec import EntrypointKind, JobSpec
 from workbench.state import JobPhase
 from workbench.telemetry import RankBeat
@@ -173,4 +173,13 @@ def test_an_interrupt_while_ranks_start_sends_nothing() -> None:
     job.script = [update(state("cells-1", JobPhase.LAUNCHING)), KeyboardInterrupt(), update(state("cells-1"))]
     with pytest.raises(Left, match="the cell was not sent"):
         run_cell(context, job, "x", None)
+    assert job.calls == []
+
+
+def test_a_job_that_has_ended_is_told_with_what_to_do() -> None:
+    session = FakeSession("cells-1")
+    job = session.known["cells-1"]
+    job.script = [update(state("cells-1", JobPhase.FAILED, reason="rank 1 exited with code 3"))]
+    with pytest.raises(UsageError, match=r"is FAILED: rank 1 .*start another with: %dtrain launch --interactive -n 2"):
+        run_cell(context_of(session), job, "x", None)
     assert job.calls == []

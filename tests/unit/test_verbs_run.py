@@ -170,13 +170,21 @@ def waiting(context: Any, session: FakeSession, updates: list[Any], line: str = 
 
 def test_wait_shows_progress_and_ends_with_the_job() -> None:
     session = FakeSession(running=["run-1"])
-    context = context_of(session)
+    context = context_of(session, shell=True)
     outcome = waiting(context, session, script(*[JobPhase.HEALTHY] * 200, JobPhase.SUCCEEDED, reason="all ended well"))
     assert (outcome.code, outcome.text) == (0, "run-1 SUCCEEDED: all ended well")
     shown = context.screen.shown
     assert {kind for kind, _ in shown} == {"update"}
     assert 4 <= len(shown) <= 20 / 5 + 3
     assert session.clock() < 25
+
+
+def test_a_notebook_is_not_told_the_end_twice() -> None:
+    session = FakeSession(running=["run-1"])
+    context = context_of(session)
+    outcome = waiting(context, session, script(JobPhase.SUCCEEDED, reason="all ended well"))
+    assert (outcome.value, outcome.text) == (None, "")
+    assert "SUCCEEDED" in context.screen.shown[-1][1]
 
 
 def test_wait_is_quiet_when_asked() -> None:
@@ -196,7 +204,7 @@ def test_wait_raises_what_the_job_failed_of() -> None:
 
 def test_a_stopped_job_is_not_a_success() -> None:
     session = FakeSession(running=["run-1"])
-    outcome = waiting(context_of(session), session, script(JobPhase.STOPPED, reason="cancelled by ana"))
+    outcome = waiting(context_of(session, shell=True), session, script(JobPhase.STOPPED, reason="cancelled by ana"))
     assert (outcome.code, outcome.text) == (1, "run-1 STOPPED: cancelled by ana")
 
 

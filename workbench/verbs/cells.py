@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from workbench.errors import JobError, RankFailedError, WorkbenchError
+from workbench.errors import JobError, RankFailedError, UsageError, WorkbenchError
 from workbench.state import JobPhase
 from workbench.telemetry import CellFinished, OutputWritten, RankBeat
 from workbench.verbs.context import Context, Left
@@ -64,7 +64,7 @@ def run_cell(context: Context, job: Job, source: str, ranks: Sequence[int] | Non
 
 
 def wait_until_ready(context: Context, job: Job) -> None:
-    """Wait for ranks that are still being started, saying why; a job that has ended is the pool's to refuse."""
+    """Wait for ranks that are still being started, saying why."""
     update, shown = job.follow(timeout=0.0), ""
     try:
         while update.state.phase in (JobPhase.INIT, JobPhase.LAUNCHING):
@@ -76,6 +76,11 @@ def wait_until_ready(context: Context, job: Job) -> None:
         raise Left(f"stopped waiting; {job.job_id} goes on, and the cell was not sent to it") from None
     finally:
         context.screen.settle()
+    if update.state.phase.is_terminal:
+        raise UsageError(
+            f"{job.job_id} is {update.state.phase.value}: {update.state.reason}",
+            hint=f"start another with: %dtrain launch --interactive -n {update.state.world_size}",
+        )
 
 
 @dataclass

@@ -13,7 +13,6 @@ from workbench.errors import JobError
 from workbench.state import JobPhase
 from workbench.verbs.context import Context, Left
 from workbench.verbs.declare import Arguments, Outcome
-from workbench.verbs.shown import Text
 
 if TYPE_CHECKING:
     from workbench.session import Job
@@ -46,13 +45,15 @@ def to_the_end(context: Context, job: Job, args: Arguments, *, raises: bool = Tr
     document = msgspec.to_builtins(view)
     if not view.phase.is_terminal:
         text = f"{job.job_id} is still {view.phase.value} after {limit:g} s; it goes on"
-        return Outcome(value=Text(text), text=text, document=document, code=1)
+        return Outcome(value=job if args.verb == "launch" else None, text=text, document=document, code=1)
     error = job.exception(timeout=10.0)
     if error is not None and raises and view.phase is JobPhase.FAILED:
         raise _with_document(error, document)
+    code = 0 if view.phase is JobPhase.SUCCEEDED else 1
+    if not context.is_shell:  # the last picture has said how it ended
+        return Outcome(value=job if args.verb == "launch" else None, document=document, code=code)
     text = f"{job.job_id} {view.phase.value}" + (f": {view.reason}" if view.reason else "")
-    value: Any = Text(text) if context.is_shell or args.verb == "wait" else job
-    return Outcome(value=value, text=text, document=document, code=0 if view.phase is JobPhase.SUCCEEDED else 1)
+    return Outcome(text=text, document=document, code=code)
 
 
 def _with_document(error: JobError, document: Any) -> JobError:
