@@ -14,7 +14,7 @@ from workbench import Job, JobPhase, Session
 
 TREE = Path(__file__).resolve().parent.parent
 HOME = TREE / ".demo"
-DTRAIN = (sys.executable, "-m", "workbench.cli")
+DTRAIN = (sys.executable, "-m", "workbench")
 
 
 def dtrain(*words: str) -> int:

@@ -1,0 +1,92 @@
+"""Every notebook runs from its first cell to its last, says what it promises, and leaves nothing running."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import time
+from pathlib import Path
+
+import nbclient
+import nbformat
+import psutil
+import pytest
+
+FOLDER = Path(__file__).parents[2] / "notebooks"
+CELL_LIMIT = 40  # s
+HARMLESS = ("Kernel is running over TCP without encryption",)  # ipykernel, of its own connection to this test
+
+
+@pytest.fixture
+def kernel_environment(dtrain_home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """What the kernel inherits: a home, the `dtrain` command, Jupyter's own files out of the developer's way."""
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("JUPYTER_CONFIG_DIR", str(dtrain_home / "jupyter"))
+    monkeypatch.setenv("IPYTHONDIR", str(dtrain_home / "ipython"))
+    monkeypatch.setenv("PYTHONWARNINGS", "default")
+    return dtrain_home
+
+
+@pytest.mark.timeout(120)  # the notebook itself takes well under a minute; CI's cores may be shared
+def test_quickstart(kernel_environment: Path) -> None:
+    notebook = run("01_quickstart.ipynb")
+    printed = text_of(notebook)
+    accuracy = re.search(r"([\d.]+)% of the held-out digits", printed)
+    assert accuracy is not None and float(accuracy[1]) >= 95
+    assert printed.count("SUCCEEDED") >= 4  # the cell, the script, the command line, the one that reports
+    assert "rank 0 of 2: the sum is 3.0" in printed and "rank 1 of 2: the sum is 3.0" in printed
+    assert "{1: tensor([30.])}" in printed or "tensor([30.])" in printed
+    assert "rank 1 killed by SIGKILL" in printed
+    assert complaints(notebook) == []
+    assert "widgets" not in notebook.metadata
+    views = [html for html in outputs(notebook, "text/html") if "dtrain-job" in html]
+    assert len(views) >= 4 and max(map(len, views)) < 50_000
+    assert processes_of(kernel_environment) == []
+
+
+def run(name: str) -> nbformat.NotebookNode:
+    notebook = nbformat.read(FOLDER / name, as_version=4)
+    client = nbclient.NotebookClient(
+        notebook, timeout=CELL_LIMIT, kernel_name="python3", resources={"metadata": {"path": str(FOLDER)}}
+    )
+    executed: nbformat.NotebookNode = client.execute()
+    return executed
+
+
+def all_outputs(notebook: nbformat.NotebookNode) -> list[nbformat.NotebookNode]:
+    return [output for cell in notebook.cells for output in cell.get("outputs", ())]
+
+
+def outputs(notebook: nbformat.NotebookNode, kind: str) -> list[str]:
+    return [output.data[kind] for output in all_outputs(notebook) if kind in output.get("data", {})]
+
+
+def text_of(notebook: nbformat.NotebookNode) -> str:
+    printed = [output.text for output in all_outputs(notebook) if output.output_type == "stream"]
+    return "\n".join([*printed, *outputs(notebook, "text/plain")])
+
+
+def complaints(notebook: nbformat.NotebookNode) -> list[str]:
+    """Lines on standard error that are not known to be harmless."""
+    told = [output.text for output in all_outputs(notebook) if output.get("name") == "stderr"]
+    return [line for text in told for line in text.splitlines() if line and not any(map(line.__contains__, HARMLESS))]
+
+
+def processes_of(home: Path, timeout: float = 10.0) -> list[str]:
+    """Command lines of processes that live in the home, when `timeout` s have not ended them."""
+    deadline = time.monotonic() + timeout
+    while (found := list(_living(home))) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return found
+
+
+def _living(home: Path) -> list[str]:
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.pid != os.getpid() and process.environ().get("DTRAIN_HOME") == str(home):
+                found.append(" ".join(process.cmdline()))
+        except psutil.Error:
+            continue
+    return found
