@@ -29,6 +29,7 @@ from workbench.errors import (
 )
 from workbench.events import Event
 from workbench.feed import Bucket, CellStarted, Cursor, JobSummary, PoolStatus, Update
+from workbench.policy.failure import first_cause
 from workbench.pool import local
 from workbench.spec import EntrypointKind, JobSpec, check_spec
 from workbench.state import FailureKind, JobPhase, JobState, RankState
@@ -407,7 +408,7 @@ class CellRun:
 
 def error_of(state: JobState) -> JobError:
     """The exception that a job which did not succeed stands for."""
-    failure = state.failure
+    failure = state.failure or (first_cause(state.failures) if state.failures else None)
     job_id = state.job_id
     if failure is None:
         return JobError(f"{job_id}: {state.reason}", job_id=job_id)
