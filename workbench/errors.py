@@ -84,16 +84,22 @@ class JobError(WorkbenchError):
 
 
 class RankFailedError(JobError):
-    """A rank raised, exited or was killed; `.traceback` is the rank's own, empty when it left none."""
+    """A rank raised, exited or was killed; `.traceback` is the rank's own, empty when it left none.
+
+    `story` is all of it in a few lines, for a screen; it is made of the reason and the traceback when not given.
+    """
 
     def __init__(
-        self, reason: str, *, job_id: str, rank: int | None = None, traceback: str = "", log_path: str = ""
-    ) -> None:
+        self, reason: str, *, job_id: str, rank: int | None = None, traceback: str = "", log_path: str = "",
+        story: str = "",
+    ) -> None:  # fmt: skip
         super().__init__(reason, job_id=job_id, rank=rank, hint=f"log: {log_path}" if log_path else "")
-        self.traceback, self.log_path = traceback, log_path
+        self.traceback, self.log_path, self.story = traceback, log_path, story
 
     def _render_traceback_(self) -> list[str]:
-        """IPython shows this in place of the local traceback: the remote one, then what it means."""
+        """IPython shows this in place of the local traceback, which would tell of our own code only."""
+        if self.story:
+            return [f"{type(self).__name__}: {self.job_id}", *self.story.splitlines()]
         return [*self.traceback.splitlines(), f"{type(self).__name__}: {self}"]
 
 

@@ -129,3 +129,4 @@ class Update(msgspec.Struct, frozen=True, kw_only=True):
     cells: tuple[CellFinished, ...] = ()
     output_dropped: int = 0  # bytes of output left out of display before `output`; the log files have them
     telemetry_dropped: int = 0  # steps that were not read in time
+    problems: tuple[str, ...] = ()  # what is wrong with the record on disk, in words

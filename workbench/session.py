@@ -35,6 +35,7 @@ from workbench.spec import EntrypointKind, JobSpec, check_spec
 from workbench.state import FailureKind, JobPhase, JobState, RankState
 from workbench.store.home import jobs_dir, log_path
 from workbench.telemetry import CellFinished, OutputWritten
+from workbench.views.failure import failure_text
 
 if TYPE_CHECKING:
     from workbench.agent.logs import LogPage
@@ -419,7 +420,14 @@ def error_of(state: JobState) -> JobError:
         case FailureKind.LAUNCH | FailureKind.WORKER_LOST:
             return JobError(reason, job_id=job_id, rank=failure.rank)
     kind = RestartsExhaustedError if state.restart_count else RankFailedError
-    return kind(reason, job_id=job_id, rank=failure.rank, traceback=failure.traceback, log_path=failure.log_path)
+    return kind(
+        reason,
+        job_id=job_id,
+        rank=failure.rank,
+        traceback=failure.traceback,
+        log_path=failure.log_path,
+        story=failure_text(state),
+    )
 
 
 def stop_pool(name: str = "default", timeout: float = 10.0) -> bool:

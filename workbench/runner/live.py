@@ -18,6 +18,7 @@ from workbench.feed import Bucket, Cursor, JobSummary, Total, Update
 from workbench.state import JobState
 from workbench.store.jobfile import JobFile
 from workbench.telemetry import CellFinished, OutputWritten, RankBeat, Report, StepsTaken
+from workbench.views.buckets import throughput
 
 OUTPUT_BYTES: Final = 4 * 2**20
 CELL_BYTES: Final = 256 * 2**20
@@ -156,7 +157,8 @@ class LiveJob:
             output=tuple(self._output.since(cursor.output)),
             cells=tuple(self._cells.since(cursor.cells)),
             output_dropped=self._output_dropped + self._output.lost,
-            telemetry_dropped=self._telemetry_dropped,
+            telemetry_dropped=self._telemetry_dropped + self.file.dropped,
+            problems=self.file.problems,
         )
 
     def cursor(self, bucket: float) -> Cursor:
@@ -181,7 +183,6 @@ class LiveJob:
         state = self.state
         ended = state.ended_at is not None
         totals = self.file.totals(since=0.0 if ended else now - WINDOW)
-        span = (max(t.start + t.width for t in totals) - min(t.start for t in totals)) if totals else 0.0
         steps = [beat.step for _, beat in self._beats.values()] + [total.last_step for total in totals]
         return JobSummary(
             job_id=self.job_id,
@@ -192,7 +193,7 @@ class LiveJob:
             submitted_at=state.submitted_at,
             ended_at=state.ended_at,
             step=max(steps, default=0),
-            throughput=sum(total.samples for total in totals) / span if span else 0.0,
+            throughput=throughput(totals),
             restart_count=state.restart_count,
         )
 
