@@ -50,5 +50,5 @@ $(STAMP): pyproject.toml constraints.txt
 	    "$$python" -m venv --clear $(VENV); \
 	fi
 	@echo "installing; the first time takes some minutes"
-	@$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[test]'
+	@$(BIN)/python -m pip install -qq -c constraints.txt -e '.[test]'
 	@touch $@

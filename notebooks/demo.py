@@ -1,4 +1,4 @@
-"""What `make demo` runs: a pool of its own, digits.py on 2 ranks watched in the terminal, and what came of it.
+"""What `make demo` runs: a pool of its own, digits_reported.py on 2 ranks watched in the terminal, and what came of it.
 
 Everything is kept under .demo in the working tree. The pool ends with the demo, however that ends.
 """
@@ -36,8 +36,8 @@ def main() -> int:
     os.environ["DTRAIN_HOME"] = str(HOME)
     if dtrain("up", "--slots", "2"):
         return 1
-    print("\n$ dtrain launch notebooks/digits.py --nproc-per-node 2 --wait", flush=True)
-    code = dtrain("launch", "notebooks/digits.py", "--nproc-per-node", "2", "--wait")
+    print("\n$ dtrain launch notebooks/digits_reported.py --nproc-per-node 2 --wait", flush=True)
+    code = dtrain("launch", "notebooks/digits_reported.py", "--nproc-per-node", "2", "--wait")
     with Session(start=False) as session:
         succeeded = show(session.attach(session.job_ids(limit=1)[0]))
     return code or int(not succeeded)
