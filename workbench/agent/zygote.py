@@ -1,144 +1,198 @@
-"""The zygote: one thread, torch and torch._dynamo imported, CUDA never touched; forks ranks on request.
+"""A process with one thread that has imported what ranks need and forks them when its agent says so.
 
-Run as a file, so that any interpreter that has torch will do. Standard library and torch only. The agent is at the other
-end of the socket given by descriptor: its end is the zygote's, and the ranks', end.
+It never touches CUDA, runs no user's code, and ends, with every process group it started, when its agent goes away. A
+zygote that has imported nothing is a keeper: its children become fresh interpreters. Standard library and torch only.
 
-A child returns from `serve` into `main`, and from there into the user's program: its interpreter ends as one does that
-ran `python train.py`.
+From the agent: `fork`, `exec` (descriptors: launch, black box, control, stdout, stderr) and `store` (listening socket,
+control), each with an `id`. To the agent: `ready` or `refused` once, then `forked` (with a pidfd), `exited`, `failed`.
 """
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import gc
 import importlib
 import importlib.util
 import os
-import select
+import selectors
 import signal
 import socket
 import sys
 import sysconfig
-from typing import Any, NoReturn
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from types import FrameType
+from typing import Any, Final
 
-if __name__ == "__main__":  # run as a file: the package lies two folders up
-    sys.path[:] = [p for p in sys.path if os.path.abspath(p or ".") != os.path.dirname(os.path.abspath(__file__))]
-    sys.path.append(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
+from workbench.agent.fresh import die_with_parent
+from workbench.agent.wire import Connection, Frame
 
-from workbench.agent import wire
-
-PR_SET_PDEATHSIG = 1
-
-
-def die_with_parent(parent: int) -> None:
-    """SIGKILL this process when the thread that forked it ends; at once if that has happened already."""
-    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:
-        os._exit(1)
+ALWAYS: Final = ("torch", "torch._dynamo", "torch.distributed", "torch.nn.parallel", "torch.utils.data")
+IF_THERE: Final = ("numpy", "cloudpickle", "threadpoolctl")
 
 
-def preload(names: list[str]) -> dict[str, str]:
-    """Import what ranks will want; by module, why one could not be."""
-    problems = {}
-    for name in ("torch", "torch._dynamo", "torch.distributed", "torch.nn.parallel", "numpy", *names):
-        try:
-            if name in names and (reason := _not_installed(name)):
-                problems[name] = reason
-                continue
-            importlib.import_module(name)
-        except Exception as error:
-            problems[name] = f"{type(error).__name__}: {error}"
-    problems.pop("numpy", None)
-    return problems
-
-
-def _not_installed(name: str) -> str:
-    """Why a module is not one of site-packages; the user's own modules change between launches."""
-    spec = importlib.util.find_spec(name.partition(".")[0])
-    if spec is None:
-        return "there is no such module"
-    origin = os.path.realpath(spec.origin or next(iter(spec.submodule_search_locations or [""])))
-    roots = {os.path.realpath(sysconfig.get_path(key)) for key in ("purelib", "platlib", "stdlib", "platstdlib")}
-    inside = any(origin.startswith(root + os.sep) for root in roots) or "site-packages" in origin
-    return "" if inside else f"{origin} is not in site-packages: an edit there would not take effect"
+class RefusedError(Exception):
+    """A module that must not, or cannot, be preloaded."""
 
 
 class Zygote:
-    """The parent's side: children by pid, and the loop."""
+    """`warm` imports what is to be imported and returns what is to be told of it."""
 
-    def __init__(self, sock: socket.socket) -> None:
-        self.sock, self.reader = sock, wire.Reader()
-        self.children: set[int] = set()
+    def __init__(self, fd: int, warm: Callable[[], dict[str, Any]]) -> None:
+        self._agent = Connection(socket.socket(fileno=fd))
+        self._warm = warm
+        self._children: dict[int, int] = {}  # pid → id
+        self._is_ending = False
 
-    def serve(self) -> tuple[dict[str, Any], list[int]]:
-        """Serve until a fork: only a child returns, with its request and descriptors."""
-        wake, waker = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        signal.signal(signal.SIGCHLD, lambda *_: None)
-        signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
-        while True:
-            ready, _, _ = select.select([self.sock, wake], [], [])
-            if wake in ready:
-                with contextlib.suppress(BlockingIOError):
-                    os.read(wake, 4096)
-                self.reap()
-            if self.sock in ready:
-                if not wire.receive(self.sock, self.reader):
-                    self.end()
-                for header, _payload, fds in self.reader.frames():
-                    if self.fork(header, fds):
-                        os.close(wake)
-                        os.close(waker)
-                        return header, fds
-
-    def fork(self, header: dict[str, Any], fds: list[int]) -> bool:
-        """True in the child."""
-        parent = os.getpid()
-        pid = os.fork()
-        if pid == 0:
-            signal.set_wakeup_fd(-1)
-            die_with_parent(parent)
-            os.setsid()
-            self.sock.close()
-            return True
-        self.children.add(pid)
-        for fd in fds:
-            os.close(fd)
-        wire.send(self.sock, {"op": "forked", "id": header["id"], "pid": pid})
-        return False
-
-    def reap(self) -> None:
-        while self.children:
-            try:
-                pid, status = os.waitpid(-1, os.WNOHANG)
-            except ChildProcessError:
-                return
-            if pid == 0:
-                return
-            self.children.discard(pid)
-            wire.send(self.sock, {"op": "exited", "pid": pid, "status": status})
-
-    def end(self) -> NoReturn:
-        for pid in self.children:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(pid, signal.SIGKILL)
+    def serve(self) -> Callable[[], None]:
+        """Serve until the agent goes away; in a child, return what the child is to do."""
+        die_with_parent(os.getppid(), signal.SIGTERM)
+        try:
+            self._agent.send({"op": "ready", **self._warm()})
+        except RefusedError as error:
+            self._agent.send({"op": "refused", "reason": str(error)})
+            os._exit(1)
+        wake = self._wake_on_signals()
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._agent, selectors.EVENT_READ)
+            selector.register(wake, selectors.EVENT_READ)
+            while not self._is_ending:
+                for key, _ in selector.select():
+                    if key.fd == wake:
+                        os.read(wake, 4096)
+                    elif (task := self._take()) is not None:
+                        return task
+                self._reap()
+        self._kill_all()
         os._exit(0)
 
+    def _wake_on_signals(self) -> int:
+        reader, writer = os.pipe()
+        os.set_blocking(writer, False)
+        signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda number, frame: None)
+        signal.signal(signal.SIGTERM, self._on_term)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        return reader
 
-def main() -> None:
-    sock = socket.socket(fileno=int(sys.argv[1]))
-    die_with_parent(int(sys.argv[2]))
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    problems = preload([name for name in sys.argv[3].split(",") if name])
+    def _on_term(self, number: int, frame: FrameType | None) -> None:
+        self._is_ending = True
+
+    def _take(self) -> Callable[[], None] | None:
+        frames = self._agent.read()
+        if frames is None:
+            self._is_ending = True
+            return None
+        for frame in frames:
+            if (task := self._carry_out(frame)) is not None:
+                return task
+        return None
+
+    def _carry_out(self, frame: Frame) -> Callable[[], None] | None:
+        number, parent = frame.header["id"], os.getpid()
+        try:
+            pid = os.fork()
+        except OSError as error:
+            self._agent.send({"op": "failed", "id": number, "reason": f"cannot fork: {error.strerror}"})
+            pid = -1
+        if pid == 0:
+            return _child_task(frame, parent)
+        for fd in frame.fds:
+            os.close(fd)
+        if pid > 0:
+            self._children[pid] = number
+            handle = os.pidfd_open(pid)
+            self._agent.send({"op": "forked", "id": number, "pid": pid, "time": time.time()}, fds=(handle,))
+            os.close(handle)
+        return None
+
+    def _reap(self) -> None:
+        """Report children that have ended; what is left of their process groups ends with them."""
+        while self._children:
+            seen = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            if seen is None:
+                return
+            # Before it is reaped: until then nobody else can have its number.
+            with suppress(OSError):
+                os.killpg(seen.si_pid, signal.SIGKILL)
+            _, status, usage = os.wait4(seen.si_pid, 0)
+            if (number := self._children.pop(seen.si_pid, None)) is not None:
+                peak = usage.ru_maxrss * 1024
+                self._agent.send({"op": "exited", "id": number, "status": status, "peak": peak, "time": time.time()})
+
+    def _kill_all(self) -> None:
+        for pid in self._children:
+            with suppress(OSError):
+                os.killpg(pid, signal.SIGKILL)
+            with suppress(OSError):  # it may not have a group of its own yet
+                os.kill(pid, signal.SIGKILL)
+
+
+def _child_task(frame: Frame, parent: int) -> Callable[[], None]:
+    """In the child: leave everything behind that is the zygote's, but start nothing yet."""
+    from workbench.agent import fresh, rank
+
+    fresh.leave_zygote(parent, keep=frame.fds)
+    match frame.header["op"]:
+        case "fork":
+            return partial(rank.run_warm, *frame.fds)
+        case "exec":
+            return partial(rank.exec_cold, *frame.fds)
+        case _:
+            return partial(rank.run_store, *frame.fds, host=frame.header["host"], port=frame.header["port"])
+
+
+def warm_up(modules: tuple[str, ...]) -> dict[str, Any]:
+    """Import torch and `modules`. A module from a user's own folders is refused: its edits must take effect."""
+    start = time.monotonic()
+    for name in modules:
+        check_module(name)
+    for name in ALWAYS:
+        importlib.import_module(name)
+    for name in IF_THERE:
+        with suppress(ImportError):
+            importlib.import_module(name)
+    for name in modules:
+        try:
+            importlib.import_module(name)
+        except Exception as error:
+            raise RefusedError(f"{name} cannot be preloaded: {type(error).__name__}: {error}") from error
+    importlib.import_module("workbench.agent.rank").prepare()
     gc.collect()
-    gc.freeze()
+    gc.freeze()  # the collector would touch, and so copy, every page in every rank
     threads = len(os.listdir("/proc/self/task"))
-    wire.send(sock, {"op": "ready", "problems": problems, "threads": threads, "version": sys.version})
-    request, fds = Zygote(sock).serve()
-    from workbench.agent import rank
+    if threads != 1:
+        blame = f" ({', '.join(modules)})" if modules else ""
+        raise RefusedError(f"the zygote has {threads} threads after its imports{blame}; a fork needs exactly one")
+    torch = sys.modules["torch"]
+    return {"torch": torch.__version__, "seconds": time.monotonic() - start}
 
-    rank.run(request, fds)
+
+def check_module(name: str) -> None:
+    """Raise `RefusedError` unless the module lies in site-packages or belongs to the interpreter."""
+    root = name.partition(".")[0]
+    if root in sys.stdlib_module_names:
+        return
+    try:
+        spec = importlib.util.find_spec(root)
+    except (ImportError, ValueError):
+        spec = None
+    if spec is None:
+        raise RefusedError(f"{name} cannot be preloaded: {sys.executable} has no module {root}")
+    places = [spec.origin] if spec.origin else list(spec.submodule_search_locations or ())
+    for place in places:
+        if not is_installed(place):
+            raise RefusedError(
+                f"{name} cannot be preloaded: it lies in {os.path.dirname(place)}, outside site-packages, and an edit"
+                " there must take effect at the next launch"
+            )
 
 
-if __name__ == "__main__":
-    main()
+def is_installed(path: str) -> bool:
+    """Whether the file belongs to the interpreter or to an installed package."""
+    real = os.path.realpath(path)
+    if any(f"{os.sep}{folder}{os.sep}" in real for folder in ("site-packages", "dist-packages")):
+        return True
+    stdlib = os.path.realpath(sysconfig.get_path("stdlib"))
+    return path in ("built-in", "frozen") or real.startswith(stdlib + os.sep)

@@ -1,0 +1,199 @@
+"""The jobs' processes on this host: starting, stopping, and telling that they have ended."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import socket
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+from workbench.agent.environment import decide_start, zygote_environ
+from workbench.agent.keeper import Keeper, Recipe
+from workbench.agent.launch import Host, describe, find_fault, rank_environ
+from workbench.agent.logs import LogFile
+from workbench.agent.loop import Loop
+from workbench.agent.processes import RankPlan, RankProcess, StoreProcess
+from workbench.agent.zygotes import Zygotes
+from workbench.commands import InjectFault, StartRanks, StartStore, StopRanks
+from workbench.events import Event, LaunchFailed, StoreStarted
+from workbench.spec import EntrypointKind
+from workbench.state import Placement
+from workbench.telemetry import Report
+
+BACKLOG: Final = 4096  # connections that wait for the store while it starts
+FAULTS: Final = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "continue": signal.SIGCONT}
+Generation = tuple[str, int]
+
+
+class Jobs:
+    """All in the loop's thread. `emit(job_id, news)`."""
+
+    def __init__(
+        self,
+        loop: Loop,
+        zygotes: Zygotes,
+        host: Host,
+        jobs_dir: Path,
+        worker: str,
+        emit: Callable[[str, Event | Report], None],
+    ) -> None:
+        self._loop, self._zygotes, self._host, self._jobs_dir = loop, zygotes, host, jobs_dir
+        self._worker, self.emit = worker, emit
+        self.ranks: dict[tuple[str, int], RankProcess] = {}
+        self._stores: dict[Generation, StoreProcess] = {}
+        self._keepers: dict[RankProcess, Keeper] = {}
+        self.on_first_rank: Callable[[], None] = lambda: None
+
+    # --- stores ---
+
+    def start_store(self, command: StartStore) -> None:
+        """Listen at once, so that a port in use is told at once; serve when a zygote can."""
+        generation = (command.job_id, command.restart_count)
+        try:
+            listener = listen(command.host, command.port)
+            keeper = self._zygotes.get(self._zygotes.default)
+        except OSError as error:
+            self._fail(command.job_id, command.restart_count, _no_store(command, error))
+            return
+        store = self._stores[generation] = StoreProcess(listener, partial(self._on_store_failure, generation))
+        started = StoreStarted(
+            time=self._loop.wall(), restart_count=command.restart_count, host=command.host, port=store.port
+        )
+        keeper.start(store)
+        self.emit(command.job_id, started)
+
+    def _on_store_failure(self, generation: Generation, reason: str) -> None:
+        if self._stores.pop(generation, None) is not None and not self._of(generation):
+            self._fail(*generation, reason)
+
+    def _kill_store(self, generation: Generation) -> None:
+        if store := self._stores.pop(generation, None):
+            store.kill()
+
+    # --- ranks ---
+
+    def start_ranks(self, command: StartRanks) -> None:
+        """Each rank is started by itself: one that cannot be does not keep the others from being stopped in order."""
+        if fault := find_fault(command.spec, self._host):
+            self._fail(command.job_id, command.restart_count, fault)
+            return
+        for placement in command.placements:
+            if (command.job_id, placement.rank) in self.ranks:
+                fault = f"rank {placement.rank} of an earlier generation still runs here"
+                self._fail(command.job_id, command.restart_count, fault, placement.rank)
+                continue
+            try:
+                self._start_rank(command, placement)
+            except OSError as error:
+                fault = f"{error.strerror}: {error.filename}" if error.filename else str(error)
+                self._fail(command.job_id, command.restart_count, fault, placement.rank)
+
+    def _start_rank(self, command: StartRanks, placement: Placement) -> None:
+        folder = self._jobs_dir / command.job_id
+        log_path = make_private(folder / "logs") / f"rank{placement.rank}.log"
+        errors = make_private(folder / "errors") / f"rank{placement.rank}.restart{command.restart_count}.json"
+        environ = rank_environ(command, placement, self._host, errors)
+        recipe = self._zygotes.recipe(command.spec.python, command.spec.preload)
+        _, cold = decide_start(
+            environ, zygote_environ(self._host.environ), cold=command.spec.cold, preloads=bool(recipe.modules)
+        )
+        launch = describe(command, placement, environ, recipe.python, self._program(command, folder))
+        plan = RankPlan(command, placement, cold, launch)
+        keeper = self._zygotes.get(Recipe(self._host.python, is_bare=True) if cold else recipe)
+        log = LogFile(log_path, command.spec.log_limit)
+        process = RankProcess(plan, log, str(log_path), self._loop, partial(self.emit, command.job_id))
+        process.on_gone = partial(self._on_gone, process)
+        self.ranks[command.job_id, placement.rank] = process
+        self._keepers[process] = keeper
+        self.on_first_rank()
+        keeper.start(process)
+
+    def _program(self, command: StartRanks, folder: Path) -> Path:
+        """A cell's text as a file, for processes that the program spawns; written once a job."""
+        path = folder / "program.py"
+        if command.spec.kind is EntrypointKind.SOURCE and not path.exists():
+            temporary = path.with_suffix(f".{os.getpid()}.tmp")
+            temporary.touch(0o600)
+            temporary.write_text(command.spec.source)
+            temporary.replace(path)
+        return path
+
+    def _on_gone(self, process: RankProcess) -> None:
+        self.ranks.pop((process.generation[0], process.rank), None)
+        self._keepers.pop(process, None)
+        command = process.plan.command
+        # On several hosts the others' ranks may still need it: there the job's end stops it.
+        if len(command.placements) == command.world_size and not self._of(process.generation):
+            self._kill_store(process.generation)
+
+    def stop_ranks(self, command: StopRanks) -> None:
+        """End the generation's ranks here; the store goes with the last of them, or with their grace."""
+        generation = (command.job_id, command.restart_count)
+        for process in self._of(generation):
+            if self._keepers[process].forget(process):
+                process.cancel()
+            else:
+                process.stop(command.grace)
+        if command.grace <= 0 or not self._of(generation):
+            self._kill_store(generation)
+        else:
+            self._loop.call_at(self._loop.now() + command.grace, lambda: self._kill_store(generation))
+
+    def inject(self, command: InjectFault) -> None:
+        """Do the fault; an unknown one, or rank, is left alone: the runner has checked both."""
+        process = self.ranks.get((command.job_id, command.rank))
+        if process is not None and command.fault in FAULTS:
+            process.detail = "on purpose" if command.fault == "kill" else process.detail
+            process.signal(FAULTS[command.fault])
+
+    def kill_all(self) -> None:
+        for process in tuple(self.ranks.values()):
+            process.kill_group(signal.SIGKILL)
+        for generation in tuple(self._stores):
+            self._kill_store(generation)
+
+    def pids(self, job_id: str) -> dict[int, int]:
+        """Process ids of a job's running ranks here, by rank."""
+        return {rank: process.pid for (job, rank), process in self.ranks.items() if job == job_id and process.pid}
+
+    def _of(self, generation: Generation) -> list[RankProcess]:
+        return [process for process in self.ranks.values() if process.generation == generation]
+
+    def _fail(self, job_id: str, restart_count: int, reason: str, rank: int | None = None) -> None:
+        failed = LaunchFailed(
+            time=self._loop.wall(), restart_count=restart_count, worker=self._worker, reason=reason, rank=rank
+        )
+        self.emit(job_id, failed)
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A listening socket at this host's address, and no other; port 0: any free one."""
+    family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    listener = socket.socket(family, kind, protocol)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(BACKLOG)
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
+def _no_store(command: StartStore, error: OSError) -> str:
+    if error.errno == errno.EADDRINUSE:
+        return f"port {command.port} is in use on {command.host}; choose another, or 0 for any free port"
+    return f"the rendezvous store cannot listen on {command.host}:{command.port}: {error.strerror or error}"
+
+
+def make_private(folder: Path) -> Path:
+    """The folder, made with its parents where they are missing, for this user only."""
+    for path in (*reversed(folder.parents), folder):
+        with suppress(FileExistsError):
+            path.mkdir(0o700)
+    return folder

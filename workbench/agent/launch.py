@@ -1,0 +1,117 @@
+"""From a command to what one rank is told: its environment, and whether it can be had at all."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from workbench.agent.contract import Seat, contract, defaults
+from workbench.agent.wire import pack
+from workbench.commands import StartRanks
+from workbench.spec import EntrypointKind, JobSpec
+from workbench.state import Placement
+
+
+@dataclass(frozen=True)
+class Host:
+    """What this host gives to every rank."""
+
+    environ: Mapping[str, str]
+    gpus: tuple[str, ...]
+    python: str
+
+
+def find_fault(spec: JobSpec, host: Host) -> str:
+    """Why the program cannot be started on this host; empty: nothing that could be seen beforehand."""
+    cwd = Path(spec.cwd) if spec.cwd else Path.cwd()
+    if not cwd.is_dir():
+        return f"there is no directory {cwd} on {socket.gethostname()}"
+    if spec.kind is EntrypointKind.SCRIPT and not (cwd / spec.entrypoint).exists():
+        return f"there is no script {cwd / spec.entrypoint} on {socket.gethostname()}"
+    if spec.python and not os.access(spec.python, os.X_OK):
+        return f"there is no interpreter {spec.python} on {socket.gethostname()}"
+    return ""
+
+
+def rank_environ(command: StartRanks, placement: Placement, host: Host, error_file: Path) -> dict[str, str]:
+    """The host's environment, the spec's, and the contract's, the later before the earlier."""
+    local = len(command.placements)
+    seat = Seat(
+        rank=placement.rank,
+        local_rank=placement.local_rank,
+        node_rank=placement.node_rank,
+        world_size=command.world_size,
+        local_world_size=local,
+        nnodes=command.nnodes,
+    )
+    promised = contract(
+        seat,
+        master=command.master,
+        job_id=command.job_id,
+        restart_count=command.restart_count,
+        max_restarts=command.spec.max_restarts,
+        error_file=str(error_file),
+    )
+    own = {**host.environ, **_gpu_environ(command, host), **command.spec.env}
+    if command.spec.deterministic:
+        own = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8", **own}
+    return {**defaults(local), **own, **promised, "DTRAIN_JOB_ID": command.job_id}
+
+
+def _gpu_environ(command: StartRanks, host: Host) -> dict[str, str]:
+    """All of the job's GPUs of this host, by local rank: `torch.cuda.set_device(LOCAL_RANK)` is the rank's own."""
+    if not host.gpus:
+        return {}
+    places = sorted(command.placements, key=lambda placement: placement.local_rank)
+    return {"CUDA_VISIBLE_DEVICES": ",".join(host.gpus[place.slot % len(host.gpus)] for place in places)}
+
+
+def describe(command: StartRanks, placement: Placement, environ: dict[str, str], python: str, program: Path) -> bytes:
+    """What the rank reads: one frame. `program` is where a cell's text lies as a file."""
+    spec = command.spec
+    cwd = spec.cwd or str(Path.cwd())
+    header: dict[str, Any] = {
+        "kind": spec.kind.value,
+        "entrypoint": spec.entrypoint,
+        "label": spec.entrypoint or spec.label,
+        "args": list(spec.args),
+        "env": environ,
+        "cwd": cwd,
+        "path0": first_path(spec, cwd),
+        "python": python,
+        "program": str(program),
+        "rank": placement.rank,
+        "seed": spec.seed,
+        "deterministic": spec.deterministic,
+    }
+    return pack(header, spec.payload or spec.source.encode())
+
+
+def first_path(spec: JobSpec, cwd: str) -> str:
+    """The first entry of `sys.path`: a script's own folder (links followed), else the working directory."""
+    if spec.kind is not EntrypointKind.SCRIPT:
+        return cwd
+    path = os.path.realpath(os.path.join(cwd, spec.entrypoint))
+    return (
+        path if os.path.isdir(path) or not path.endswith((".py", ".pyc")) and _is_zip(path) else os.path.dirname(path)
+    )
+
+
+def _is_zip(path: str) -> bool:
+    import zipfile
+
+    return zipfile.is_zipfile(path)
+
+
+def memory_file(name: str, data: bytes) -> int:
+    """A descriptor of an anonymous file that holds `data`."""
+    fd = os.memfd_create(name, os.MFD_CLOEXEC)
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]
+    return fd
