@@ -12,7 +12,7 @@ from workbench.spec import EntrypointKind, JobSpec
 from workbench.state import JobPhase
 from workbench.telemetry import RankBeat
 from workbench.verbs.cells import doing, ends_quietly, run_cell, shorten
-from workbench.verbs.context import Left
+from workbench.verbs.context import WaitInterrupted
 
 
 def cell(*batches: Any, source: str = "x", ranks: tuple[int, ...] | None = None, quiet: bool = False) -> Any:
@@ -24,7 +24,7 @@ def cell(*batches: Any, source: str = "x", ranks: tuple[int, ...] | None = None,
     context.error = None
     try:
         run_cell(context, job, source, ranks, is_quiet=quiet)
-    except (RankFailedError, Left) as error:
+    except (RankFailedError, WaitInterrupted) as error:
         context.error = error
     return context
 
@@ -134,12 +134,12 @@ def test_an_interrupt_frees_the_cell_and_says_what_ranks_were_doing() -> None:
                  collective="all_reduce"),
         RankBeat(job_id="j", restart_count=0, rank=1, time=0.0, step=0, activity="CELL", since=3.0),
     ]  # fmt: skip
-    context = cell(beats, interrupt(), ranks=(0, 1))
+    context = cell(beats, 0.5, interrupt(), ranks=(0, 1))
     assert context.job_.calls[-1] == ("interrupt", (0, 1))
     assert context.error._render_traceback_() == [
         "cell left; cells-1 and its ranks live on\n"
-        "  rank 0 was in all_reduce for 3.1 s, step 40\n"
-        "  rank 1 was in the cell for 3.0 s"
+        "  rank 0 was in all_reduce for 3.6 s, step 40\n"
+        "  rank 1 was in the cell for 3.5 s"
     ]
     assert isinstance(context.error, KeyboardInterrupt)
 
@@ -171,7 +171,7 @@ def test_an_interrupt_while_ranks_start_sends_nothing() -> None:
     session = FakeSession("cells-1")
     job, context = session.known["cells-1"], context_of(session)
     job.script = [update(state("cells-1", JobPhase.LAUNCHING)), KeyboardInterrupt(), update(state("cells-1"))]
-    with pytest.raises(Left, match="the cell was not sent"):
+    with pytest.raises(WaitInterrupted, match="the cell was not sent"):
         run_cell(context, job, "x", None)
     assert job.calls == []
 

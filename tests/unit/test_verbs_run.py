@@ -12,7 +12,7 @@ from tests.unit.fake_session import FakeSession, context_of, state, update
 from workbench.errors import PoolUnavailableError, RankFailedError, UsageError
 from workbench.feed import Cursor
 from workbench.state import JobPhase
-from workbench.verbs.context import Left
+from workbench.verbs.context import WaitInterrupted
 from workbench.verbs.table import run
 
 
@@ -218,7 +218,7 @@ def test_wait_has_a_limit() -> None:
 def test_an_interrupt_ends_the_waiting_and_nothing_else() -> None:
     session = FakeSession(running=["run-1"])
     session.known["run-1"].script = [*script(JobPhase.HEALTHY), KeyboardInterrupt()]
-    with pytest.raises(Left) as caught:
+    with pytest.raises(WaitInterrupted) as caught:
         do(context_of(session), "wait")
     assert caught.value._render_traceback_() == ["stopped waiting; run-1 goes on"]
     assert session.known["run-1"].calls == []
@@ -272,7 +272,7 @@ def test_following_begins_with_the_tail_and_can_be_left() -> None:
     job = session.known["run-1"]
     job.pages, job.script = {0: ["end of it\nhalf"]}, [*script(JobPhase.HEALTHY), KeyboardInterrupt()]
     context = context_of(session, shell=True)
-    with pytest.raises(Left, match="left run-1; it goes on"):
+    with pytest.raises(WaitInterrupted, match="left run-1; it goes on"):
         do(context, "logs -r 0 -f --tail 2")
     assert job.calls[0] == ("log_page", 0, 2, None, 0)
     assert all(call[2] is None for call in job.calls[1:])

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 from workbench.errors import JobError, RankFailedError, UsageError, WorkbenchError
 from workbench.state import JobPhase
 from workbench.telemetry import CellFinished, OutputWritten, RankBeat
-from workbench.verbs.context import Context, Left
+from workbench.verbs.context import Context, WaitInterrupted
 from workbench.verbs.lines import Bound, Labeller, joined, name_ranks
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ ACTIVITIES: Final = {  # `blackbox.Activity` in a person's words
 
 
 def run_cell(context: Context, job: Job, source: str, ranks: Sequence[int] | None, *, is_quiet: bool = False) -> None:
-    """Run `source`, show what comes of it. Raises `RankFailedError`, or `Left` when interrupted."""
+    """Run `source`, show what comes of it. Raises `RankFailedError`, or `WaitInterrupted` when interrupted."""
     wait_until_ready(context, job)
     show = Show(context)
     asked = ranks
@@ -73,7 +73,7 @@ def wait_until_ready(context: Context, job: Job) -> None:
                 context.screen.update(f"{job.job_id}: {shown}")
             update = job.follow(update.cursor, timeout=POLL)
     except KeyboardInterrupt:
-        raise Left(f"stopped waiting; {job.job_id} goes on, and the cell was not sent to it") from None
+        raise WaitInterrupted(f"stopped waiting; {job.job_id} goes on, and the cell was not sent to it") from None
     finally:
         context.screen.settle()
     if update.state.phase.is_terminal:
@@ -90,7 +90,7 @@ class Show:
     context: Context
     labeller: Labeller = field(default_factory=Labeller)
     bound: Bound = field(default_factory=Bound)
-    beats: dict[int, RankBeat] = field(default_factory=dict)
+    beats: dict[int, tuple[RankBeat, float]] = field(default_factory=dict)  # with the time when each came
     waiting: list[tuple[bool, str]] = field(default_factory=list)
     flushed: float = float("-inf")
     dropped: int = 0
@@ -106,7 +106,7 @@ class Show:
                 self.waiting += self.labeller.add(item.rank, item.text, now, is_error=is_error)
         self.waiting += self.labeller.overdue(now)
         if run.last is not None:
-            self.beats.update({beat.rank: beat for beat in run.last.beats})
+            self.beats.update({beat.rank: (beat, now) for beat in run.last.beats})
             self.logs = {rank.rank: rank.log_path for rank in run.last.state.ranks}
         if self.waiting and now - self.flushed >= FLUSH:
             self.flush()
@@ -246,7 +246,7 @@ def shorten(text: str, room: int) -> str:
     return f"{head}\n  …\n{tail}"
 
 
-def _interrupted(show: Show, job: Job, ranks: Sequence[int] | None) -> Left:
+def _interrupted(show: Show, job: Job, ranks: Sequence[int] | None) -> WaitInterrupted:
     """Interrupt the ranks' cell, and say what each of them was doing."""
     lines = [f"cell left; {job.job_id} and its ranks live on"]
     try:
@@ -254,13 +254,14 @@ def _interrupted(show: Show, job: Job, ranks: Sequence[int] | None) -> Left:
     except (WorkbenchError, KeyboardInterrupt) as error:
         lines = [f"cell left; its ranks could not be interrupted: {error}"]
     wanted = sorted(show.beats) if ranks is None else sorted(ranks)
-    lines += [f"  rank {rank} was {doing(show.beats[rank])}" for rank in wanted if rank in show.beats][:16]
-    return Left("\n".join(lines))
+    now, known = show.context.clock(), [(rank, *show.beats[rank]) for rank in wanted if rank in show.beats]
+    lines += [f"  rank {rank} was {doing(beat, now - came)}" for rank, beat, came in known[:16]]
+    return WaitInterrupted("\n".join(lines))
 
 
-def doing(beat: RankBeat) -> str:
-    """`in all_reduce for 3.1 s, step 40`."""
+def doing(beat: RankBeat, age: float = 0.0) -> str:
+    """`in all_reduce for 3.1 s, step 40`; `age` s have passed since the rank said so."""
     what = ACTIVITIES.get(beat.activity, beat.activity.lower())
     if beat.activity == "COLLECTIVE" and beat.collective:
         what = f"in {beat.collective}"
-    return f"{what} for {beat.since:.1f} s" + (f", step {beat.step}" if beat.step else "")
+    return f"{what} for {beat.since + age:.1f} s" + (f", step {beat.step}" if beat.step else "")

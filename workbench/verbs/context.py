@@ -56,7 +56,7 @@ class Screen(Protocol):
         """A value as a MIME bundle, in the richest form that can be shown."""
 
 
-class Left(KeyboardInterrupt):
+class WaitInterrupted(KeyboardInterrupt):
     """A wait was interrupted; the text says what goes on without it."""
 
     def _render_traceback_(self) -> list[str]:

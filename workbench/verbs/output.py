@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from workbench.errors import UsageError
 from workbench.state import JobPhase
-from workbench.verbs.context import Context, Left
+from workbench.verbs.context import Context, WaitInterrupted
 from workbench.verbs.declare import Arguments, Outcome
 from workbench.verbs.lines import visible
 from workbench.verbs.shown import Text
@@ -54,7 +54,7 @@ def attach(context: Context, args: Arguments) -> Outcome:
 
 
 def stream(context: Context, job: Job, ranks: Sequence[int] | None, *, tail: int | None, grep: str | None) -> Update:
-    """Write lines of the ranks' logs as they come, until the job has ended; raises `Left` when interrupted."""
+    """Write lines of the ranks' logs as they come, until the job has ended; raises `WaitInterrupted` when interrupted."""
     reader = Reader(context, job, grep)
     try:
         update = job.follow(timeout=0.0)
@@ -64,7 +64,7 @@ def stream(context: Context, job: Job, ranks: Sequence[int] | None, *, tail: int
             update = job.follow(update.cursor, timeout=POLL)
             reader.read(_existing(update, ranks))
     except KeyboardInterrupt:
-        raise Left(f"left {job.job_id}; it goes on") from None
+        raise WaitInterrupted(f"left {job.job_id}; it goes on") from None
     return update
 
 

@@ -11,7 +11,7 @@ import msgspec
 
 from workbench.errors import JobError
 from workbench.state import JobPhase
-from workbench.verbs.context import Context, Left
+from workbench.verbs.context import Context, WaitInterrupted
 from workbench.verbs.declare import Arguments, Outcome
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def top(context: Context, args: Arguments) -> Outcome:
 def to_the_end(context: Context, job: Job, args: Arguments, *, raises: bool = True) -> Outcome:
     """Follow the job, showing where it stands, until it has ended or --timeout has passed.
 
-    Raises its error when it FAILED, `Left` when the wait was interrupted.
+    Raises its error when it FAILED, `WaitInterrupted` when the wait was interrupted.
     """
     limit = getattr(args, "timeout", None)
     view = follow(context, job, timeout=limit, is_quiet=context.quiet(args))
@@ -68,7 +68,7 @@ def follow(context: Context, job: Job, *, timeout: float | None = None, is_quiet
         return _follow(context, job, timeout, is_quiet)
     except KeyboardInterrupt:
         context.screen.settle()
-        raise Left(f"stopped waiting; {job.job_id} goes on") from None
+        raise WaitInterrupted(f"stopped waiting; {job.job_id} goes on") from None
 
 
 def _follow(context: Context, job: Job, timeout: float | None, is_quiet: bool) -> JobView:
