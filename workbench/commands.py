@@ -14,7 +14,10 @@ class _Command(msgspec.Struct, frozen=True, kw_only=True, tag=True, tag_field="c
 
 
 class RequestSlots(_Command, frozen=True, kw_only=True):
-    """Queue the job for gang placement; `SlotsGranted`, `SlotsAwaited` or `LaunchRefused` comes back."""
+    """Queue the job for gang placement; `SlotsGranted`, `SlotsAwaited` or `LaunchRefused` comes back.
+
+    Slots that it holds, of a generation that is gone, are given back first.
+    """
 
 
 class ReleaseSlots(_Command, frozen=True, kw_only=True):

@@ -383,7 +383,7 @@ class AnyStory(RuleBasedStateMachine):
 
 
 AnyStory.TestCase.settings = settings(
-    max_examples=800,
+    max_examples=600,
     stateful_step_count=50,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],

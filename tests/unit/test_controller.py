@@ -240,6 +240,12 @@ STORIES = [
         GONE,
     ),
     Story(
+        "an exception long after a collective error, of a rank that heard no word to stop, is none the more",
+        (run, peer_gone(1), leave(1, 1), after(1.0), fail(0), leave(0, 1), run),
+        "INIT LAUNCHING HEALTHY STOPPING FAILED",
+        GONE,
+    ),
+    Story(
         "the loss of a worker long after the exception follows from it",
         (run, stubborn, fail(0), settle, after(1.0), lose("b"), run),
         "INIT LAUNCHING HEALTHY STOPPING FAILED",

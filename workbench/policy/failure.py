@@ -49,7 +49,7 @@ def exit_phase(state: JobState, event: RankExited) -> RankPhase:
 def exit_failure(state: JobState, event: RankExited, rank: RankState) -> Failure | None:
     """What the exit says that is not known yet; None for a good end, ours, or one that the rank explained before."""
     has_said = any(f.rank == event.rank and f.kind in SAID for f in state.failures)
-    if has_said or exit_phase(state, event) is not RankPhase.FAILED:
+    if has_said or exit_phase(state, event) is not RankPhase.FAILED or _is_too_late(state, event):
         return None
     name = _signal_name(event.signal)
     how = f"killed by {name}" if name else f"exited with code {event.exit_code}" if event.exit_code else "ended"
@@ -67,7 +67,7 @@ def exit_failure(state: JobState, event: RankExited, rank: RankState) -> Failure
 
 def raise_failure(state: JobState, event: RankRaised, rank: RankState) -> Failure | None:
     """The exception as a failure; None for one that came of our stopping the rank."""
-    if _is_ending(state) and _is_late(state, event.time):
+    if _is_too_late(state, event):
         return None
     return Failure(
         kind=FailureKind.COLLECTIVE if event.is_collective else FailureKind.EXCEPTION,
@@ -112,6 +112,12 @@ def silence_failure(state: JobState, time: float) -> Failure:
 
 def _is_ending(state: JobState) -> bool:
     return state.phase in (JobPhase.RECOVERING, JobPhase.STOPPING)
+
+
+def _is_too_late(state: JobState, event: RankRaised | RankExited) -> bool:
+    """Whether a program's own end came too late to be a cause; a signal from elsewhere may be one all the same."""
+    is_own = isinstance(event, RankRaised) or (event.signal is None and event.exit_code is not None)
+    return is_own and _is_ending(state) and _is_late(state, event.time)
 
 
 def _is_late(state: JobState, time: float) -> bool:

@@ -222,6 +222,8 @@ class FakePool:
     def _dispatch(self) -> None:
         ahead = ""
         for job_id in tuple(self.queue):
+            if job_id not in self.queue:  # what an earlier decision brought about has dealt with it
+                continue
             decision = place(self.states[job_id].spec, tuple(self._free()), ahead=ahead)
             if isinstance(decision, Waiting):
                 ahead = ahead or job_id
