@@ -85,6 +85,7 @@ class FakeRun:
 
     def poll(self, timeout: float) -> list[OutputWritten | CellFinished]:
         clock = self.job.clock
+        self.last = update(self.job.state)
         if not self.batches:
             clock.now += timeout
             return []

@@ -54,7 +54,7 @@ def attach(context: Context, args: Arguments) -> Outcome:
 
 
 def stream(context: Context, job: Job, ranks: Sequence[int] | None, *, tail: int | None, grep: str | None) -> Update:
-    """Write lines of the ranks' logs as they come, until the job has ended; raises `WaitInterrupted` when interrupted."""
+    """Write lines of the ranks' logs as they come, until the job has ended. Raises `WaitInterrupted`."""
     reader = Reader(context, job, grep)
     try:
         update = job.follow(timeout=0.0)
