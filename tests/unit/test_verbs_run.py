@@ -305,6 +305,8 @@ def test_cancel_inject_and_interrupt() -> None:
     job, context = session.known["run-1"], context_of(session)
     assert do(context, "cancel --force").text == "run-1 STOPPING"
     assert job.calls[-1][:2] == ("cancel", True)
+    do(context, "cancel")
+    assert job.calls[-1][:2] == ("cancel", False)
     do(context, "inject stop -r 1")
     assert job.calls[-1] == ("inject", "stop", 1)
     assert do(context, "interrupt -r 0,1").text == "interrupted the cell on ranks 0–1 of run-1"
