@@ -6,6 +6,7 @@ import os
 import re
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import nbclient
@@ -13,19 +14,22 @@ import nbformat
 import psutil
 import pytest
 
+from workbench.session import stop_pool
+
 FOLDER = Path(__file__).parents[2] / "notebooks"
 CELL_LIMIT = 40  # s
 HARMLESS = ("Kernel is running over TCP without encryption",)  # ipykernel, of its own connection to this test
 
 
 @pytest.fixture
-def kernel_environment(dtrain_home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def kernel_environment(dtrain_home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """What the kernel inherits: a home, the `dtrain` command, Jupyter's own files out of the developer's way."""
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.setenv("JUPYTER_CONFIG_DIR", str(dtrain_home / "jupyter"))
     monkeypatch.setenv("IPYTHONDIR", str(dtrain_home / "ipython"))
     monkeypatch.setenv("PYTHONWARNINGS", "default")
-    return dtrain_home
+    yield dtrain_home
+    stop_pool()  # of a notebook that did not get to its end
 
 
 @pytest.mark.timeout(120)  # the notebook itself takes well under a minute; CI's cores may be shared
