@@ -57,6 +57,7 @@ class StepRecord(NamedTuple):
 
 
 STEP: Final = struct.Struct("<q11d")
+_SAID: Final = struct.Struct("<3d")  # the last fields of a record: samples, tokens, loss
 _IDENTITY: Final = struct.Struct("<8sII")  # magic, version, capacity
 _HEAD: Final = struct.Struct("<q")
 _NOW: Final = struct.Struct("<qqd")  # step, activity, since
@@ -109,6 +110,12 @@ class Writer:
         STEP.pack_into(self._buffer, HEADER_SIZE + self._head % CAPACITY * STEP.size, *step)
         self._head += 1
         _HEAD.pack_into(self._buffer, _HEAD_AT, self._head)
+
+    def amend(self, samples: float, tokens: float, loss: float) -> None:
+        """Replace these fields of the newest record; a reader that has it already keeps the old ones."""
+        if self._head:
+            slot = HEADER_SIZE + (self._head - 1) % CAPACITY * STEP.size
+            _SAID.pack_into(self._buffer, slot + STEP.size - _SAID.size, samples, tokens, loss)
 
 
 def check_box(buffer: Buffer) -> None:

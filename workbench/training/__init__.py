@@ -1,4 +1,7 @@
-"""Inside the rank. `Run` is what a training script imports; importing it loads no torch."""
+"""Inside the rank: what a training script may say (`Run`), and what is seen of it without its help.
+
+Standard library and torch only; importing this package does not import torch.
+"""
 
 from workbench.training.run import Run
 

@@ -1,269 +1,327 @@
-"""Watches a rank without a change to its program: steps, phases, samples, collectives go into the black box.
+"""What a rank is doing and how its steps spend their time, seen without a change to its program.
 
-Rules of counting:
-- A step ends when the first optimizer that ever stepped finishes its `step()` (another takes over when that one is
-  gone), so that a GAN's second optimizer does not count twice. A step that GradScaler skips does not count.
-- Samples are the first dimension of the first tensor of each batch drawn from a DataLoader while gradients are on,
-  since the last step; an evaluation loop under `no_grad` adds none.
-- forward is the time from the batch (or the last optimizer step) to `backward()`; what DDP waits for its buckets is
-  taken from its own timers, sampled a few times a second, as a share of the backward.
+The rules of counting:
 
-Watching never stops training: what a wrapper does besides the call it wraps cannot raise, or is caught.
+- **Step**: one `step()` of the clock, which is the first optimizer that stepped. So a GAN's second optimizer, or one
+  optimizer a parameter, does not count twice. Another takes over when the clock is gone, or when it has stepped twice
+  since the clock last did. A step that GradScaler skips never calls the optimizer and is no step. Steps inside compiled
+  code are counted when the next probe is reached.
+- **Samples**: first dimension of the first tensor of each batch that a DataLoader gave and that a `backward` followed
+  before that loader was asked for the next; they add up until the step (gradient accumulation). So batches of an
+  evaluation, or drawn with gradients off, count nothing. Loaders read side by side add up.
+- **Phases** are times of this process (a GPU's work overlaps them), each without what lies inside it: data = waiting in
+  a DataLoader; forward = DDP's `forward`, else from the batch (or the last backward or step) to the backward;
+  backward = the autograd engine; comm = calls of torch.distributed and `Work.wait`, and what DDP's backward waits for
+  its buckets (from its own timers, looked at a few times a second, as a share of the backward); optimizer = `step()`;
+  checkpoint = `torch.save`. What is left of a step is "other".
+- **Collectives** are numbered over the default group only; point-to-point calls and those of subgroups have a name but
+  no number of their own, since ranks differ in them.
+- One thread is watched: the one that installed, until another one takes a step.
+
+Watching never stops training: a probe that fails switches all of them off and says so once.
 """
 
 from __future__ import annotations
 
-import functools
+import atexit
+import math
+import os
+import sys
+import threading
 import weakref
-from collections.abc import Callable
-from time import monotonic as clock
-from typing import Any, Final
+from collections.abc import Callable, Set
+from time import monotonic
+from typing import ClassVar, Final, TypeAlias
 
 from workbench.blackbox import NO_LOSS, Activity, Writer
+from workbench.training.batches import BatchSizes
+from workbench.training.patching import Patches
 
-COLLECTIVES: Final = (
-    *("all_reduce", "reduce", "broadcast", "barrier", "monitored_barrier", "send", "recv", "batch_isend_irecv"),
-    *("all_gather", "all_gather_into_tensor", "all_gather_object", "gather", "gather_object", "scatter"),
-    *("reduce_scatter", "reduce_scatter_tensor", "all_to_all", "all_to_all_single"),
-    *("broadcast_object_list", "scatter_object_list"),
-)
-SAMPLE_EVERY: Final = 0.5  # s between two looks at DDP's timers
-DDP_RATE: Final = 16  # steps between two that DDP times
+DATA, FORWARD, BACKWARD = int(Activity.DATA), int(Activity.FORWARD), int(Activity.BACKWARD)
+COMM, OPTIMIZER, CHECKPOINT = int(Activity.COLLECTIVE), int(Activity.OPTIMIZER), int(Activity.CHECKPOINT)
+NO_TIME: Final = (0.0,) * 6  # by phase from DATA to CHECKPOINT, which is also their order in a `StepRecord`
+NOTHING_SAID: Final[frozenset[str]] = frozenset()
+NOBODY: Final = -1  # a thread that does not exist: every probe passes by
+SILENCE: Final = 5.0  # s without a step after which another thread's step moves the watch there
 
-_RUNNING, _DATA, _FORWARD = int(Activity.RUNNING), int(Activity.DATA), int(Activity.FORWARD)
-_BACKWARD, _COLLECTIVE, _OPTIMIZER = int(Activity.BACKWARD), int(Activity.COLLECTIVE), int(Activity.OPTIMIZER)
+Frame: TypeAlias = tuple[int, int, float, float]  # activity, the one before, start, sum of all phases at the start
+
+
+class Mark:
+    """`stepped` is set by compiled code, which can store an attribute but not call a probe; None: nothing seen yet."""
+
+    def __init__(self) -> None:
+        self.stepped: bool | None = None
 
 
 class Observer:
-    """Sums of the step that is being taken. One thread writes; its methods are the hot path."""
+    """Sums of the step that is being taken. Its methods are the hot path: they neither raise nor wait."""
 
-    def __init__(self, box: Writer, offset: float) -> None:
-        self.box, self.offset = box, offset
+    current: ClassVar[Observer | None] = None  # of this process, while installed
+
+    def __init__(self, box: Writer, offset: float, clock: Callable[[], float] = monotonic) -> None:
+        self._box, self._offset, self._clock = box, offset, clock
+        self._now = box.now
+        self.thread = threading.get_ident()
+        self.mark = Mark()
+        self.patches = Patches()
         self.step = 0
-        self.activity = _RUNNING
-        self.data = self.forward = self.backward = self.comm = self.optimizer = self.checkpoint = 0.0
-        self.samples = 0.0
-        self.said_samples = self.said_tokens = -1.0
-        self.loss = NO_LOSS
-        self.began = self.mark = clock()
-        self.collective_seq = 0
-        self.depth = 0
-        self.exposed = 0.0  # share of the backward that DDP waits for its buckets
-        self.looked = 0.0
-        self.clock_owner: weakref.ref[Any] | None = None
-        self.models: weakref.WeakSet[Any] = weakref.WeakSet()
-        self.undo: list[Callable[[], None]] = []
+        self.base = self.activity = int(Activity.RUNNING)
+        self._spent = [0.0] * DATA + list(NO_TIME)
+        self._sum = 0.0  # of all phases that have ended, ever
+        self._began: float | None = None  # the step's start
+        self._gap = math.inf  # where forward begins when no DDP says so; inf: a DDP has said so
+        self._gap_sum = 0.0
+        self.after_data = FORWARD  # what the rank does then; not known where DDP says so
+        self._owner: Callable[[], object] = lambda: None  # the clock, weakly
+        self._others: dict[int, int] = {}  # steps of other optimizers since the clock's last, by id
+        self._optimizer_frame: Frame | None = None
+        self._pending: dict[int, int] = {}  # batches not trained on yet: size by iterator
+        self._sizes = BatchSizes()
+        self._samples = 0.0
+        self.exposed = 0.0  # share of the backward in which DDP waits for its buckets
+        self.step_time = 0.0  # smoothed, s
+        self.collectives = 0
+        self._said: dict[str, float] = {}  # reported for the step being taken
+        self._last: list[float] = [0.0, 0.0, NO_LOSS]  # samples, tokens, loss of the newest record
+        self._last_said: Set[str] | None = None  # fields reported of it; None once the next step has begun
 
-    def say(self, activity: int, now: float) -> None:
-        self.activity = activity
-        self.box.now(self.step, activity, now + self.offset)
+    # --- phases: `enter` gives what `leave` wants back ---
 
-    # --- the optimizer's step is the clock ---
+    def enter(self, activity: int) -> Frame | None:
+        try:
+            now = self._clock()
+            if self.mark.stepped is not False:
+                self._attend(now)
+            frame = (activity, self.activity, now, self._sum)
+            self.activity = activity
+            self._now(self.step, activity, now + self._offset)
+            return frame
+        except Exception as error:
+            self.fail(error)
+            return None
 
-    def before_step(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
-        now = clock()
-        self.optimizer -= now
-        self.say(_OPTIMIZER, now)
-
-    def after_step(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
-        now = clock()
-        self.optimizer += now
-        owner = self.clock_owner and self.clock_owner()
-        if owner is None:
-            self.clock_owner = weakref.ref(optimizer)
-        elif owner is not optimizer:
-            self.mark = now
+    def leave(self, frame: Frame | None) -> None:
+        if frame is None:
             return
-        self.finish_step(now)
+        try:
+            now = self._clock()
+            activity, self.activity, start, before = frame
+            own = now - start - (self._sum - before)
+            self._sum += own
+            self._spent[activity] += own
+            self._now(self.step, self.activity, now + self._offset)
+        except Exception as error:
+            self.fail(error)
 
-    def finish_step(self, now: float) -> None:
-        self.step += 1
-        if self.models and now - self.looked > SAMPLE_EVERY:
-            self.looked = now
-            try:
-                self.exposed = self._exposed()
-            except Exception:  # a private interface of torch: without it communication counts as backward
-                self.models.clear()
-                self.exposed = 0.0
-        waited = self.backward * self.exposed
-        self.box.record(
-            self.step,
-            now + self.offset,
-            now - self.began,
-            self.data,
-            self.forward,
-            self.backward - waited,
-            self.comm + waited,
-            self.optimizer,
-            self.checkpoint,
-            self.samples if self.said_samples < 0 else self.said_samples,
-            0.0 if self.said_tokens < 0 else self.said_tokens,
-            self.loss,
-        )
-        self.data = self.forward = self.backward = self.comm = self.optimizer = self.checkpoint = self.samples = 0.0
-        self.said_samples = self.said_tokens = -1.0
-        self.loss = NO_LOSS
-        self.began = self.mark = now
-        self.say(_RUNNING, now)
+    def end_data(self, frame: Frame | None, iterator: object, batch: object, training: bool) -> None:
+        """`batch` None: there was none, or it failed."""
+        if frame is None:
+            return
+        try:
+            now = self._clock()
+            _, self.activity, start, before = frame
+            own = now - start - (self._sum - before)
+            self._gap, self._gap_sum = now, self._sum + own
+            self._sum += own
+            self._spent[DATA] += own
+            if batch is None or not training:
+                self._pending.pop(id(iterator), None)
+                self._now(self.step, self.activity, now + self._offset)
+            else:
+                self._last_said = None
+                self._pending[id(iterator)] = self._sizes.size(batch)
+                self._now(self.step, self.after_data, now + self._offset)
+        except Exception as error:
+            self.fail(error)
 
-    def _exposed(self) -> float:
-        """Σ (communication − its overlap) / Σ backward of the steps that DDP timed last, over this rank's models."""
-        waited = whole = 0
-        for model in self.models:
-            times = model._get_ddp_logging_data()
-            comm = times.get("backward_comm_time", 0) - times.get("backward_compute_comm_overlap_time", 0)
-            waited += max(0, comm)
-            whole += max(0, comm) + times.get("backward_compute_time", 0)
-        return waited / whole if whole else 0.0
+    def begin_forward(self) -> Frame | None:
+        """Of a DDP model: from now on it says where forward begins."""
+        self._last_said = None
+        self._gap = math.inf
+        self.after_data = self.base
+        return self.enter(FORWARD)
+
+    def begin_backward(self) -> Frame | None:
+        frame = self.enter(BACKWARD)
+        try:
+            self._last_said = None
+            if self._pending:
+                self._samples += sum(self._pending.values())
+                self._pending.clear()
+            if frame is not None and frame[2] > self._gap:
+                self._spent[FORWARD] += max(0.0, frame[2] - self._gap - (self._sum - self._gap_sum))
+        except Exception as error:
+            self.fail(error)
+        return frame
+
+    def end_backward(self, frame: Frame | None) -> None:
+        self.leave(frame)
+        self._gap, self._gap_sum = self._clock(), self._sum
+
+    def begin_collective(self, name: str, numbered: bool) -> Frame | None:
+        try:
+            self.collectives += numbered
+            self._box.collective(self.collectives, name)
+        except Exception as error:
+            self.fail(error)
+        return self.enter(COMM)
+
+    def _attend(self, now: float) -> None:
+        """What is rare at the start of a phase: the first one of all, and steps that compiled code has taken."""
+        if self._began is None:
+            self._began = now
+        if self.mark.stepped is True:
+            self._finish(now)
+        self.mark.stepped = False
+
+    # --- steps ---
+
+    def before_step(self) -> None:
+        self._optimizer_frame = self.enter(OPTIMIZER)
+
+    def after_step(self, optimizer: object) -> None:
+        try:
+            now = self._clock()
+            frame, self._optimizer_frame = self._optimizer_frame, None
+            if frame is not None:
+                _, self.activity, start, before = frame
+                own = now - start - (self._sum - before)
+                self._sum += own
+                self._spent[OPTIMIZER] += own
+            if self._owner() is optimizer or self._takes_over(optimizer):
+                self._finish(now)
+            else:
+                self._gap, self._gap_sum = now, self._sum
+                self._now(self.step, self.activity, now + self._offset)
+        except Exception as error:
+            self.fail(error)
+
+    def _takes_over(self, optimizer: object) -> bool:
+        if self._owner() is not None:
+            count = self._others[id(optimizer)] = self._others.get(id(optimizer), 0) + 1
+            if count < 2:
+                return False
+        self._owner = weakref.ref(optimizer)
+        return True
+
+    def _finish(self, now: float) -> None:
+        step = self.step = self.step + 1
+        spent = self._spent
+        if self.exposed:
+            waited = spent[BACKWARD] * self.exposed
+            spent[BACKWARD] -= waited
+            spent[COMM] += waited
+        if self._others:
+            self._others.clear()
+        duration = 0.0 if self._began is None else now - self._began
+        end = now + self._offset
+        if self._said:
+            said, self._said = self._said, {}
+            last = [said.get("samples", self._samples), said.get("tokens", 0.0), said.get("loss", NO_LOSS)]
+            self._last, self._last_said = last, set(said)
+        else:
+            last = self._last = [self._samples, 0.0, NO_LOSS]
+            self._last_said = NOTHING_SAID
+        self._box.record(step, end, duration, *spent[DATA:], *last)
+        spent[DATA:] = NO_TIME
+        self._samples = 0.0
+        self._began = self._gap = now
+        self._gap_sum = self._sum
+        self.step_time += 0.1 * (duration - self.step_time)
+        self.activity = self.base
+        self._now(step, self.base, end)
+
+    # --- what the program says of itself ---
+
+    def report(self, field: str, value: float) -> None:
+        """`samples`, `tokens` or `loss` of the step just finished, if it has none yet and nothing of the next has
+        begun; else of the step being taken, where samples and tokens of several reports add up.
+        """
+        if self._last_said is not None and field not in self._last_said:
+            self._last_said = {*self._last_said, field}
+            self._last[("samples", "tokens", "loss").index(field)] = value
+            self._box.amend(*self._last)
+        elif field == "loss":
+            self._said[field] = value
+        else:
+            self._said[field] = self._said.get(field, 0.0) + value
+
+    def progress(self, done: int, total: int) -> None:
+        self._box.progress(done, total)
+
+    # --- the main loop of an interactive rank ---
+
+    def rest(self, activity: Activity) -> None:
+        """Between phases the rank is in `activity` from now on. A pause is not part of a step."""
+        now = self._clock()
+        if activity is Activity.IDLE:
+            self._paused = now
+        elif self._began is not None and self.base == Activity.IDLE:
+            self._began += now - self._paused
+            self._gap += now - self._paused
+        self.base = self.activity = int(activity)
+        self._owner, self._optimizer_frame = (lambda: None), None  # a new cell's optimizer is the clock at once
+        self._now(self.step, self.base, now + self._offset)
+
+    # --- on and off ---
+
+    def follow(self, thread: int) -> bool:
+        """Whether to watch this thread, which is about to step, from now on."""
+        if self.thread == NOBODY or (self._began is not None and self._clock() - self._began < SILENCE):
+            return False
+        self.thread = thread
+        return True
+
+    def fail(self, error: Exception) -> None:
+        """A probe has failed: no more of them."""
+        if self.thread != NOBODY:
+            self.thread = NOBODY
+            sys.stderr.write(f"dtrain: this rank is no longer watched: {type(error).__name__}: {error}\n")
+
+    def uninstall(self) -> None:
+        """Take every probe off."""
+        self.thread = NOBODY
+        self.patches.undo()
+        atexit.unregister(self._exiting)
+        if Observer.current is self:
+            Observer.current = None
+
+    def _exiting(self) -> None:
+        if self.thread != NOBODY:
+            self._now(self.step, int(Activity.EXITING), self._clock() + self._offset)
 
 
 def install(box: Writer, *, offset: float) -> Observer:
-    """Begin to watch this process; `offset` is the epoch minus CLOCK_MONOTONIC. `uninstall` takes it back."""
+    """Watch this process from now on; `offset` is seconds since the epoch minus CLOCK_MONOTONIC.
+
+    To be called before the program is. A second call gives the observer that is there. Without torch nothing is seen.
+    """
+    if Observer.current is not None:
+        return Observer.current
     observer = Observer(box, offset)
-    observer.say(_RUNNING, clock())
-    for probe in (_watch_optimizers, _watch_loaders, _watch_backward, _watch_collectives, _watch_models):
-        probe(observer)
+    Observer.current = observer
+    observer.rest(Activity.RUNNING)
+    atexit.register(observer._exiting)
+    _pass_by_in_children(observer)
+    try:
+        from workbench.training import probes
+
+        probes.install(observer)
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            observer.fail(error)
+    except Exception as error:
+        observer.fail(error)
     return observer
 
 
-def uninstall(observer: Observer) -> None:
-    """Take back all that `install` put in place."""
-    while observer.undo:
-        observer.undo.pop()()
+def _pass_by_in_children(observer: Observer) -> None:
+    """A forked child, such as a DataLoader's worker, shares the box but is not the rank."""
+    known = weakref.ref(observer)
 
+    def pass_by() -> None:
+        if (shared := known()) is not None:
+            shared.thread = NOBODY
 
-def _watch_optimizers(observer: Observer) -> None:
-    from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
-
-    for register, hook in (
-        (register_optimizer_step_pre_hook, observer.before_step),
-        (register_optimizer_step_post_hook, observer.after_step),
-    ):
-        observer.undo.append(register(hook).remove)
-
-
-def _watch_loaders(observer: Observer) -> None:
-    import torch
-    from torch.utils.data.dataloader import _BaseDataLoaderIter
-
-    plain = _BaseDataLoaderIter.__next__
-    training = torch.is_grad_enabled
-
-    @functools.wraps(plain)
-    def __next__(self: Any) -> Any:
-        start = clock()
-        observer.say(_DATA, start)
-        try:
-            batch = plain(self)
-        finally:
-            now = clock()
-            observer.data += now - start
-            observer.mark = now
-            observer.say(_FORWARD, now)
-        if training():
-            observer.samples += batch_size(batch)
-        return batch
-
-    _patch(observer, _BaseDataLoaderIter, "__next__", __next__)
-
-
-def batch_size(batch: Any, depth: int = 4) -> int:
-    """The first dimension of the first tensor found; 0 when there is none within `depth` containers."""
-    shape = getattr(batch, "shape", None)
-    if shape is not None:
-        return int(shape[0]) if len(shape) else 1
-    if depth and isinstance(batch, dict):
-        batch = list(batch.values())
-    if depth and isinstance(batch, (list, tuple)):
-        return next((size for item in batch[:8] if (size := batch_size(item, depth - 1))), 0)
-    return 0
-
-
-def _watch_backward(observer: Observer) -> None:
-    import torch
-
-    plain = torch.autograd.backward
-
-    @functools.wraps(plain)
-    def backward(*args: Any, **kwargs: Any) -> None:
-        if observer.depth:
-            plain(*args, **kwargs)
-            return
-        start = clock()
-        observer.forward += max(0.0, start - observer.mark)
-        comm = observer.comm
-        observer.depth = 1
-        observer.say(_BACKWARD, start)
-        try:
-            plain(*args, **kwargs)
-        finally:
-            now = clock()
-            observer.depth = 0
-            observer.backward += now - start - (observer.comm - comm)
-            observer.mark = now
-            observer.say(_RUNNING, now)
-
-    _patch(observer, torch.autograd, "backward", backward)
-
-
-def _watch_collectives(observer: Observer) -> None:
-    import torch.distributed as dist
-    from torch.distributed import distributed_c10d as c10d
-
-    if not dist.is_available():
-        return
-    for name in COLLECTIVES:
-        plain = getattr(dist, name, None)
-        if plain is not None:
-            wrapped = _collective(observer, name, plain)
-            for module in (dist, c10d):
-                if getattr(module, name, None) is plain:
-                    _patch(observer, module, name, wrapped)
-
-
-def _collective(observer: Observer, name: str, plain: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(plain)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        before = observer.activity
-        start = clock()
-        if before != _COLLECTIVE:
-            observer.collective_seq += 1
-            observer.box.collective(observer.collective_seq, describe(name, args))
-            observer.say(_COLLECTIVE, start)
-        try:
-            return plain(*args, **kwargs)
-        finally:
-            now = clock()
-            if before != _COLLECTIVE:
-                observer.comm += now - start
-                if before != _BACKWARD:
-                    observer.mark = now
-                observer.say(before, now)
-
-    return call
-
-
-def describe(name: str, args: tuple[Any, ...]) -> str:
-    """`all_reduce[1024 float32]`, where the first tensor says so."""
-    tensor = next((a for a in args[:2] if hasattr(a, "numel") and hasattr(a, "dtype")), None)
-    return name if tensor is None else f"{name}[{tensor.numel()} {str(tensor.dtype).removeprefix('torch.')}]"
-
-
-def _watch_models(observer: Observer) -> None:
-    from torch.nn.parallel import DistributedDataParallel
-
-    plain = DistributedDataParallel.__init__
-
-    @functools.wraps(plain)
-    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
-        plain(self, *args, **kwargs)
-        self._set_ddp_runtime_logging_sample_rate(DDP_RATE)
-        observer.models.add(self)
-
-    _patch(observer, DistributedDataParallel, "__init__", __init__)
-
-
-def _patch(observer: Observer, owner: Any, name: str, value: Any) -> None:
-    plain = getattr(owner, name)
-    setattr(owner, name, value)
-    observer.undo.append(lambda: setattr(owner, name, plain))
+    os.register_at_fork(after_in_child=pass_by)

@@ -1,73 +1,102 @@
-"""`Run`: what a training script may say of itself. Outside a job it does the same and nobody listens."""
+"""`Run`: what a training script may say of itself. Outside a job it does the same, and nobody listens."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sized
-from time import monotonic as clock
-from typing import Any, ClassVar
+import sys
+from collections.abc import Iterable, Iterator
+from time import monotonic
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
-from workbench.training.observe import Observer
+if TYPE_CHECKING:
+    from workbench.training.observe import Observer
+
+READ_EVERY: Final = 0.5  # s between two readings of a loss that lies on a device
 
 
 class Run:
-    """The run of this process; get it with `Run.current()`."""
+    """The run of this process: `Run.current()`. Results are the same with it or without, in a job or outside."""
 
     _current: ClassVar[Run | None] = None
 
     def __init__(self, observer: Observer | None = None) -> None:
         self._observer = observer
-        self._last_loss = 0.0
+        self._steps = 0
+        self._next_reading = 0.0
 
     @classmethod
     def current(cls) -> Run:
-        """This process' run; one that nobody watches when it is no rank of a job."""
+        """This process' run; one that nobody watches when the process is no rank of a job."""
         if cls._current is None:
-            cls._current = cls()
+            observe = sys.modules.get("workbench.training.observe")  # loaded, if this is a rank
+            cls._current = cls(observe.Observer.current if observe else None)
         return cls._current
 
     @property
     def is_watched(self) -> bool:
         return self._observer is not None
 
-    def steps(self, loader: Iterable[Any], state: dict[str, Any] | None = None, *, epochs: int = 1) -> Iterator[Any]:
-        """`(step, batch)` over `epochs` passes, steps counted from 0; progress goes to the live view.
+    def steps(
+        self, loader: Iterable[Any], state: object = None, *, epochs: int | None = None
+    ) -> Iterator[tuple[int, Any]]:
+        """`(step, batch)` for each batch of `loader`; steps are counted from 0, over all calls of this run.
 
-        A sampler with `set_epoch` is told each epoch. `state` (anything with state_dict/load_state_dict, by name) is
-        what checkpoints will hold; at present nothing is saved or restored here.
+        With `epochs` the loader is read so many times, and a sampler that has `set_epoch` (`DistributedSampler`) is
+        told each epoch, 0 first; without, it is read once and its sampler's epoch is left alone. Progress shows in the
+        live view where the loader's length is known.
+
+        `state` names what a checkpoint is to hold: a dict of objects with `state_dict` and `load_state_dict`. Nothing
+        is saved or restored in this version.
         """
-        total = len(loader) * epochs if isinstance(loader, Sized) else 0
-        step = 0
-        for epoch in range(epochs):
-            sampler = getattr(loader, "sampler", None)
-            if sampler is not None and hasattr(sampler, "set_epoch"):
-                sampler.set_epoch(epoch)
+        total = _length(loader) * (epochs or 1)
+        done = 0
+        for epoch in range(1 if epochs is None else epochs):
+            set_epoch = getattr(getattr(loader, "sampler", None), "set_epoch", None)
+            if epochs is not None and set_epoch is not None:
+                set_epoch(epoch)
             for batch in loader:
-                yield step, batch
-                step += 1
-                self.progress(step, total)
+                yield self._steps, batch
+                self._steps += 1
+                done += 1
+                self.progress(done, total)
 
-    def report(
-        self, *, loss: Any = None, samples: float | None = None, tokens: float | None = None, **metrics: Any
-    ) -> None:
-        """Attach figures to a step: its loss (a number or a one-element tensor), this rank's samples and tokens.
+    def report(self, *, loss: Any = None, samples: float | None = None, tokens: float | None = None) -> None:
+        """Attach figures to a step: its loss (a number or a one-element tensor), and this rank's samples and tokens in
+        place of what was observed.
 
-        Samples and tokens replace what was observed. What is said before `optimizer.step()` belongs to that step, what
-        is said after it to the next one. Other metrics are accepted and not kept yet.
-
-        A CUDA loss is read at most twice a second, since reading it waits for the device.
+        They belong to the step being taken; said right after `optimizer.step()`, before the next batch, forward or
+        backward, to the one just finished, unless that has such a figure already. Samples and tokens said several times
+        before one step add up. A loss that lies on a device is read at most twice a second, as reading waits for it.
         """
         observer = self._observer
         if observer is None:
             return
-        if loss is not None and (not getattr(loss, "is_cuda", False) or clock() - self._last_loss > 0.5):
-            self._last_loss = clock()
-            observer.loss = float(loss)
+        if loss is not None and (number := self._read(loss)) is not None:
+            observer.report("loss", number)
         if samples is not None:
-            observer.said_samples = float(samples)
+            observer.report("samples", float(samples))
         if tokens is not None:
-            observer.said_tokens = float(tokens)
+            observer.report("tokens", float(tokens))
 
     def progress(self, done: int, total: int) -> None:
-        """How far the run is, in steps; `total` 0 means unknown."""
+        """Say how far the run is, in any unit; `total` 0 means unknown."""
         if self._observer is not None:
-            self._observer.box.progress(done, total)
+            self._observer.progress(done, total)
+
+    def _read(self, loss: Any) -> float | None:
+        device = getattr(loss, "device", None)
+        if device is None:
+            return float(loss)
+        if device.type != "cpu":
+            now = monotonic()
+            if now < self._next_reading:
+                return None
+            self._next_reading = now + READ_EVERY
+        return float(loss.detach())
+
+
+def _length(loader: object) -> int:
+    """0 where it is not known."""
+    try:
+        return len(loader)  # type: ignore[arg-type]
+    except TypeError:
+        return 0
