@@ -62,7 +62,7 @@ def cancel(context: Context, args: Arguments) -> Outcome:
     job = context.job(args)
     if job.phase.is_terminal:
         return _said(f"{job.job_id} had ended already: {job.phase.value}", {"job_id": job.job_id, "phase": job.phase})
-    phase = job.cancel(force=bool(args.force), by=_who())
+    phase = job.cancel(force=args.force, by=_who())
     return _said(f"{job.job_id} {phase.value}", {"job_id": job.job_id, "phase": phase})
 
 

@@ -51,7 +51,8 @@ def _document(job: Any) -> dict[str, Any]:
 
 def _fields(args: Arguments) -> dict[str, Any]:
     """What was asked for, in the spec's words."""
-    fields = {name: getattr(args, name) for name in FIELDS if getattr(args, name) is not None}
+    given = {name: getattr(args, name) for name in FIELDS}
+    fields = {name: value for name, value in given.items() if value is not None and value is not False}
     if args.env:
         fields["env"] = dict(args.env)
     return fields

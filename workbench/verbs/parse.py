@@ -46,7 +46,7 @@ def nearest(word: str, known: Iterable[str], cutoff: float = 0.6) -> str:
 def parse(verb: Verb, words: Sequence[str], *, is_cell: bool = False) -> Arguments:
     """Arguments of `verb`; raises `UsageError`. `is_cell`: the program is the cell, so there is no SCRIPT."""
     ours, extra = _halves(verb, words, is_cell)
-    values: dict[str, Any] = {option.key: [] if option.repeats else option.default for option in verb.options}
+    values: dict[str, Any] = {option.key: _unset(option) for option in verb.options}
     values.update({operand.key: None for operand in verb.operands})
     loose: list[str] = []
     at = 0
@@ -60,6 +60,13 @@ def parse(verb: Verb, words: Sequence[str], *, is_cell: bool = False) -> Argumen
         _place(verb, loose, values)
         _demand(verb, values, len(loose))
     return Arguments(**values, args=tuple(extra))
+
+
+def _unset(option: Option) -> Any:
+    """What stands for an option that is not given."""
+    if option.repeats:
+        return []
+    return option.default if option.takes_value else False
 
 
 def _is_option(word: str) -> bool:
