@@ -101,6 +101,7 @@ class Context:
         """
         wanted = self.target(args)
         if self._session is not None and wanted == self._opened and self._answers():
+            self._session.was_started = False  # by this verb, that is
             return self._session
         opened = self.opener(wanted[0], wanted[1], slots, start=start)
         self.forget_session()
