@@ -40,7 +40,7 @@ def test_quickstart(kernel_environment: Path) -> None:
     assert accuracy is not None and float(accuracy[1]) >= 95
     assert printed.count("SUCCEEDED") >= 4  # the cell, the script, the command line, the one that reports
     assert "rank 0 of 2: the sum is 3.0" in printed and "rank 1 of 2: the sum is 3.0" in printed
-    assert "{1: tensor([30.])}" in printed or "tensor([30.])" in printed
+    assert printed.count("tensor([30.])") == 2  # the cell's value on rank 1, and what was pulled from there
     assert "rank 1 killed by SIGKILL" in printed
     assert complaints(notebook) == []
     assert "widgets" not in notebook.metadata
