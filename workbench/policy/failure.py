@@ -53,7 +53,8 @@ def exit_failure(state: JobState, event: RankExited, rank: RankState) -> Failure
         return None
     name = _signal_name(event.signal)
     how = f"killed by {name}" if name else f"exited with code {event.exit_code}" if event.exit_code else "ended"
-    doing = f" while {event.doing}" if event.doing else ""
+    # A rank that left with an exit code was doing just that.
+    doing = f" while {event.doing}" if event.doing and event.exit_code is None else ""
     detail = f": {event.detail}" if event.detail else ""
     return Failure(
         kind=FailureKind.EXIT if event.signal is None and event.exit_code is not None else FailureKind.SIGNAL,

@@ -84,8 +84,9 @@ class LiveJob:
     def apply(self, event: Event) -> tuple[Command, ...]:
         """Record a fact, then let it change the state; the commands that follow are the caller's to carry out."""
         old = self._state
+        new, commands = transition(old, event)  # first: an event that cannot be must not get into the record
         self.record(event)
-        self._state, commands = transition(old, event)
+        self._state = new
         if old is None or self._state.phase is not old.phase:
             state = self._state
             self.record(
