@@ -1,7 +1,7 @@
 """One host's agent: takes commands, keeps the processes they ask for, and tells what becomes of them.
 
-Everything happens in one thread of its own, so nothing is locked. It is the parent (through zygotes) of every process it
-starts, and each of them ends when it does.
+Everything happens in one thread of its own, so nothing is locked. It is the ancestor (through zygotes) of every process
+that it starts, and each of them ends when it does.
 """
 
 from __future__ import annotations
@@ -19,6 +19,9 @@ from workbench.agent.jobs import Jobs
 from workbench.agent.launch import Host
 from workbench.agent.logs import LogPage, read_page
 from workbench.agent.loop import Loop
+from workbench.agent.stacks import dump_stacks
+from workbench.agent.usage import NoDevices, find_devices
+from workbench.agent.watch import Watch
 from workbench.agent.zygotes import Zygotes
 from workbench.commands import (
     AgentCommand,
@@ -61,11 +64,13 @@ class Agent:
         self._zygotes = Zygotes(self._loop, host.environ, python, preload)
         self._jobs = Jobs(self._loop, self._zygotes, host, jobs_dir, worker, emit)
         self._cells = Cells(self._jobs)
+        self._gpus = gpus
         self._thread = threading.Thread(target=self._run, name="dtrain-agent", daemon=True)
 
     def start(self) -> None:
         """Start the thread; the zygote warms up in the background."""
         self._loop.post(self._zygotes.warm_up)
+        self._loop.post(self._begin_to_watch)
         self._thread.start()
 
     def stop(self, timeout: float = 5.0) -> None:
@@ -83,15 +88,13 @@ class Agent:
         self, job_id: str, rank: int, *, tail: int | None, grep: str | None, since: int = 0, limit: int = 2**20
     ) -> LogPage:
         """A page of a rank's log, from files only: also of a rank that has long ended. See `logs.read_page`."""
-        if job_id != os.path.basename(job_id) or job_id in ("", ".", ".."):
+        if job_id != Path(job_id).name or job_id in ("", ".", ".."):
             raise ValueError(f"{job_id!r} is no job id")
         path = self._jobs_dir / job_id / "logs" / f"rank{rank}.log"
         return read_page(path, tail=tail, grep=grep, since=since, limit=limit)
 
     def stacks(self, job_id: str, timeout: float = 10.0) -> dict[int, str]:
         """Each running rank's Python stack as text; where it cannot be had, why."""
-        from workbench.agent.stacks import dump_stacks
-
         return dump_stacks(self._ask(lambda: self._jobs.pids(job_id)), timeout)
 
     def zygote_pids(self) -> tuple[int, ...]:
@@ -108,6 +111,10 @@ class Agent:
             self._loop.run()
         finally:
             self._loop.close()
+
+    def _begin_to_watch(self) -> None:
+        devices = find_devices() if self._gpus else NoDevices()
+        self._jobs.on_rank = Watch(self._loop, self._jobs.ranks, self._gpus, devices).begin
 
     def _shut_down(self) -> None:
         self._jobs.kill_all()

@@ -8,6 +8,9 @@
 other's, through the interpreter's own finalisation.
 """
 
+# Nothing is imported here that a rank need not have.
+# ruff: noqa: PTH100, PTH118, PTH120
+
 from __future__ import annotations
 
 import sys

@@ -37,7 +37,7 @@ class Cells:
             is_open = process is not None and process.plan.command.spec.kind is EntrypointKind.INTERACTIVE
             if process is not None and process.pid and is_open and process.cells:
                 process.tell({"op": "interrupt"})
-                process.signal(signal.SIGINT)
+                process.send_signal(signal.SIGINT)
 
     def _refuse(self, command: ExecuteCell | PushValue | PullValue, rank: int, reason: str) -> None:
         answer = CellFinished(job_id=command.job_id, cell_id=command.cell_id, rank=rank, ok=False, error=reason)

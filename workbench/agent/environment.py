@@ -1,8 +1,8 @@
 """Which environment variables a forked rank can still take on, and which make its start cold. Pure; a table.
 
-A zygote has loaded the interpreter, torch and its libraries under its own environment. A variable that such a thing read
-when it was loaded either can be told again by a call (`fresh.py` does that) or needs a fresh interpreter. Everything that
-is not in the table is read when it is used (CUDA_*, NCCL_*, GLOO_*, TORCH_NCCL_*, …) and just works.
+A zygote has loaded the interpreter, torch and its libraries under its own environment. A variable that such a thing
+read when it was loaded either can be told again by a call (`fresh.py` does that) or needs a fresh interpreter.
+Everything that is not in the table is read when it is used (CUDA_*, NCCL_*, GLOO_*, TORCH_NCCL_*, …) and just works.
 """
 
 from __future__ import annotations
@@ -72,8 +72,8 @@ COLD: Final = {
 
 # What a module read when it was imported, where a zygote has preloaded any.
 COLD_PRELOADED: Final = (
-    "HF_*", "HUGGINGFACE_*", "TRANSFORMERS_*", "TOKENIZERS_*", "DATASETS_*", "ACCELERATE_*", "DIFFUSERS_*", "USE_*", "PL_*",
-    "LIGHTNING_*", "WANDB_*", "MPL*", "TQDM_*", "TF_*", "XLA_*", "JAX_*", "NUMBA_*", "TRITON_*",
+    "HF_*", "HUGGINGFACE_*", "TRANSFORMERS_*", "TOKENIZERS_*", "DATASETS_*", "ACCELERATE_*", "DIFFUSERS_*", "USE_*",
+    "PL_*", "LIGHTNING_*", "WANDB_*", "MPL*", "TQDM_*", "TF_*", "XLA_*", "JAX_*", "NUMBA_*", "TRITON_*",
 )  # fmt: skip
 
 

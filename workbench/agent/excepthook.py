@@ -1,14 +1,15 @@
-"""What an exception that leaves a rank's program looks like: to the user, as `python` shows it; to the agent, in words."""
+"""What an exception that leaves a rank's program looks like: to users as `python` shows it, to the agent in words."""
 
 from __future__ import annotations
 
 import os
 import sys
 import traceback
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
 
-OURS: Final = os.path.dirname(os.path.abspath(__file__)) + os.sep
+OURS: Final = str(Path(__file__).parent) + os.sep
 LONGEST: Final = 64 * 1024  # characters of a traceback that are sent; the log has all of it
 LONGEST_ERROR: Final = 2000
 
@@ -77,9 +78,7 @@ def is_peer_lost(error: BaseException | None) -> bool:
 
 
 def _is_in_torch(trace: TracebackType | None) -> bool:
-    return any(
-        os.path.join("torch", "distributed", "") in frame.f_code.co_filename for frame, _ in traceback.walk_tb(trace)
-    )
+    return any(f"torch{os.sep}distributed{os.sep}" in frame.f_code.co_filename for frame, _ in traceback.walk_tb(trace))
 
 
 def show(error: BaseException) -> None:

@@ -4,6 +4,9 @@ Called between the fork and the user's first line, so nothing here imports anyth
 Standard library, and torch where it has been imported before.
 """
 
+# Paths are strings here, as the interpreter has them.
+# ruff: noqa: PTH100, PTH109, PTH208
+
 from __future__ import annotations
 
 import ctypes
@@ -11,7 +14,6 @@ import faulthandler
 import functools
 import importlib
 import io
-import linecache
 import locale
 import os
 import random
@@ -22,9 +24,11 @@ import warnings
 from collections.abc import Iterable
 from contextlib import suppress
 from types import ModuleType
-from typing import Any, Final, TextIO
+from typing import Any, Final, cast
 
 PR_SET_PDEATHSIG: Final = 1
+PR_SET_PTRACER: Final = 0x59616D61
+PR_SET_PTRACER_ANY: Final = ctypes.c_ulong(-1)
 CONTROL_FD: Final = 100  # the lowest number for what is ours: a program's first file is to be number 3
 IGNORED: Final = (signal.SIGPIPE, signal.SIGXFSZ)  # by every Python process
 OWN: Final = frozenset({"torch", "numpy", "workbench"})  # never forgotten, whatever lies beside the script
@@ -35,6 +39,11 @@ def die_with_parent(parent: int, number: int) -> None:
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(number), 0, 0, 0)
     if os.getppid() != parent:  # it ended before we could ask
         os._exit(0)
+
+
+def allow_tracing() -> None:
+    """Let this user's other processes read the rank's stack, where the system restricts that to ancestors (yama)."""
+    ctypes.CDLL(None).prctl(PR_SET_PTRACER, PR_SET_PTRACER_ANY, 0, 0, 0)
 
 
 def leave_zygote(parent: int, keep: Iterable[int]) -> None:
@@ -97,11 +106,9 @@ def stream_encoding(environ: dict[str, str]) -> tuple[str, str]:
     return encoding or "utf-8", errors or ("surrogateescape" if name in ("C", "POSIX") else "strict")
 
 
-def _unbuffered(fd: int, encoding: str, errors: str) -> TextIO:
+def _unbuffered(fd: int, encoding: str, errors: str) -> io.TextIOWrapper[Any]:
     raw = open(fd, "wb", buffering=0, closefd=False)  # noqa: SIM115 - lives as long as the process
-    name = "<stdout>" if fd == 1 else "<stderr>"
-    raw.name = name  # type: ignore[misc]
-    return io.TextIOWrapper(raw, encoding, errors, write_through=True)  # type: ignore[arg-type]
+    return io.TextIOWrapper(cast(Any, raw), encoding, errors, write_through=True)
 
 
 def set_environment(environ: dict[str, str]) -> None:
@@ -173,17 +180,16 @@ def set_argv(argv: list[str], original: list[str]) -> None:
 
 def renew_modules() -> None:
     """State that standard modules keep of the process they were imported in."""
-    linecache.clearcache()
-    if tempfile := sys.modules.get("tempfile"):
-        tempfile.tempdir = None
-    if process := sys.modules.get("multiprocessing.process"):
-        process.ORIGINAL_DIR = os.getcwd()
-        process.current_process().authkey = os.urandom(32)
+    process: Any = sys.modules["multiprocessing.process"]
+    process.ORIGINAL_DIR = os.getcwd()
+    process.current_process().authkey = os.urandom(32)
+    tempfile: Any = sys.modules["tempfile"]
+    tempfile.tempdir = None
 
 
 @functools.cache
 def openblas() -> tuple[Any, ...]:
-    """The OpenBLAS libraries of this process, as threadpoolctl finds them; called in the zygote, since it takes long."""
+    """The OpenBLAS libraries of this process, as threadpoolctl finds them; slow, so called in the zygote."""
     try:
         from threadpoolctl import ThreadpoolController
     except ImportError:  # another interpreter, without it: numpy keeps the zygote's one thread
@@ -223,8 +229,12 @@ def set_seeds(seed: int | None) -> None:
     random.seed(seed)
     if numpy := sys.modules.get("numpy"):
         numpy.random.seed(None if seed is None else seed % 2**32)
+    torch = sys.modules["torch"]
     chosen = int.from_bytes(os.urandom(8), "big") >> 1 if seed is None else seed
-    sys.modules["torch"].manual_seed(chosen)
+    if torch.version.cuda or seed is not None:
+        torch.manual_seed(chosen)  # its devices' generators too, when they come to be used
+    else:
+        torch.default_generator.manual_seed(chosen)  # the same for the CPU alone, 4 ms faster
 
 
 def set_deterministic() -> None:

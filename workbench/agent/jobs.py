@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import signal
-import socket
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -15,9 +14,10 @@ from typing import Final
 from workbench.agent.environment import decide_start, zygote_environ
 from workbench.agent.keeper import Keeper, Recipe
 from workbench.agent.launch import Host, describe, find_fault, rank_environ
-from workbench.agent.logs import LogFile
+from workbench.agent.logfile import LogFile
 from workbench.agent.loop import Loop
-from workbench.agent.processes import RankPlan, RankProcess, StoreProcess
+from workbench.agent.processes import RankPlan, RankProcess
+from workbench.agent.stores import StoreProcess, listen
 from workbench.agent.zygotes import Zygotes
 from workbench.commands import InjectFault, StartRanks, StartStore, StopRanks
 from workbench.events import Event, LaunchFailed, StoreStarted
@@ -25,7 +25,6 @@ from workbench.spec import EntrypointKind
 from workbench.state import Placement
 from workbench.telemetry import Report
 
-BACKLOG: Final = 4096  # connections that wait for the store while it starts
 FAULTS: Final = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "continue": signal.SIGCONT}
 Generation = tuple[str, int]
 
@@ -47,7 +46,7 @@ class Jobs:
         self.ranks: dict[tuple[str, int], RankProcess] = {}
         self._stores: dict[Generation, StoreProcess] = {}
         self._keepers: dict[RankProcess, Keeper] = {}
-        self.on_first_rank: Callable[[], None] = lambda: None
+        self.on_rank: Callable[[], None] = lambda: None  # there is one more
 
     # --- stores ---
 
@@ -103,14 +102,14 @@ class Jobs:
             environ, zygote_environ(self._host.environ), cold=command.spec.cold, preloads=bool(recipe.modules)
         )
         launch = describe(command, placement, environ, recipe.python, self._program(command, folder))
-        plan = RankPlan(command, placement, cold, launch)
+        plan = RankPlan(command, placement, cold, launch, str(log_path))
         keeper = self._zygotes.get(Recipe(self._host.python, is_bare=True) if cold else recipe)
         log = LogFile(log_path, command.spec.log_limit)
-        process = RankProcess(plan, log, str(log_path), self._loop, partial(self.emit, command.job_id))
+        process = RankProcess(plan, log, self._loop, partial(self.emit, command.job_id))
         process.on_gone = partial(self._on_gone, process)
         self.ranks[command.job_id, placement.rank] = process
         self._keepers[process] = keeper
-        self.on_first_rank()
+        self.on_rank()
         keeper.start(process)
 
     def _program(self, command: StartRanks, folder: Path) -> Path:
@@ -124,12 +123,12 @@ class Jobs:
         return path
 
     def _on_gone(self, process: RankProcess) -> None:
-        self.ranks.pop((process.generation[0], process.rank), None)
+        self.ranks.pop((process.job_id, process.rank), None)
         self._keepers.pop(process, None)
-        command = process.plan.command
+        command, generation = process.plan.command, (process.job_id, process.restart_count)
         # On several hosts the others' ranks may still need it: there the job's end stops it.
-        if len(command.placements) == command.world_size and not self._of(process.generation):
-            self._kill_store(process.generation)
+        if len(command.placements) == command.world_size and not self._of(generation):
+            self._kill_store(generation)
 
     def stop_ranks(self, command: StopRanks) -> None:
         """End the generation's ranks here; the store goes with the last of them, or with their grace."""
@@ -149,11 +148,11 @@ class Jobs:
         process = self.ranks.get((command.job_id, command.rank))
         if process is not None and command.fault in FAULTS:
             process.detail = "on purpose" if command.fault == "kill" else process.detail
-            process.signal(FAULTS[command.fault])
+            process.send_signal(FAULTS[command.fault])
 
     def kill_all(self) -> None:
         for process in tuple(self.ranks.values()):
-            process.kill_group(signal.SIGKILL)
+            process.kill_group()
         for generation in tuple(self._stores):
             self._kill_store(generation)
 
@@ -162,27 +161,13 @@ class Jobs:
         return {rank: process.pid for (job, rank), process in self.ranks.items() if job == job_id and process.pid}
 
     def _of(self, generation: Generation) -> list[RankProcess]:
-        return [process for process in self.ranks.values() if process.generation == generation]
+        return [process for process in self.ranks.values() if (process.job_id, process.restart_count) == generation]
 
     def _fail(self, job_id: str, restart_count: int, reason: str, rank: int | None = None) -> None:
         failed = LaunchFailed(
             time=self._loop.wall(), restart_count=restart_count, worker=self._worker, reason=reason, rank=rank
         )
         self.emit(job_id, failed)
-
-
-def listen(host: str, port: int) -> socket.socket:
-    """A listening socket at this host's address, and no other; port 0: any free one."""
-    family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    listener = socket.socket(family, kind, protocol)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-        listener.listen(BACKLOG)
-    except OSError:
-        listener.close()
-        raise
-    return listener
 
 
 def _no_store(command: StartStore, error: OSError) -> str:

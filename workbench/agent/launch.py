@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
-import sys
+import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -93,19 +93,15 @@ def describe(command: StartRanks, placement: Placement, environ: dict[str, str],
 
 
 def first_path(spec: JobSpec, cwd: str) -> str:
-    """The first entry of `sys.path`: a script's own folder (links followed), else the working directory."""
+    """The first entry of `sys.path`: a script's own folder (links followed), else the working directory.
+
+    A folder or an archive with a `__main__` in it is an entry itself.
+    """
     if spec.kind is not EntrypointKind.SCRIPT:
         return cwd
-    path = os.path.realpath(os.path.join(cwd, spec.entrypoint))
-    return (
-        path if os.path.isdir(path) or not path.endswith((".py", ".pyc")) and _is_zip(path) else os.path.dirname(path)
-    )
-
-
-def _is_zip(path: str) -> bool:
-    import zipfile
-
-    return zipfile.is_zipfile(path)
+    path = Path(cwd, spec.entrypoint).resolve()
+    is_container = path.is_dir() or (path.suffix != ".py" and zipfile.is_zipfile(path))
+    return str(path if is_container else path.parent)
 
 
 def memory_file(name: str, data: bytes) -> int:

@@ -15,7 +15,7 @@ from typing import TypeAlias
 
 from workbench.agent.wire import Channel, Frame, Header
 
-Callback: TypeAlias = Callable[[], None]
+Callback: TypeAlias = Callable[[], object]
 logger = logging.getLogger(__name__)
 
 

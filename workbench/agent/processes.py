@@ -1,8 +1,7 @@
-"""The processes of jobs on this host, as the agent holds them: ranks, and rendezvous stores."""
+"""A rank's process, as the agent holds it: from the request for it to its last word."""
 
 from __future__ import annotations
 
-import fcntl
 import mmap
 import os
 import signal
@@ -10,36 +9,23 @@ import socket
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Final, TypeAlias
+from typing import TypeAlias
 
 from workbench import blackbox
 from workbench.agent.launch import memory_file
-from workbench.agent.logs import LogFile
+from workbench.agent.logfile import LogFile
 from workbench.agent.loop import Loop
-from workbench.agent.output import Output
+from workbench.agent.transcript import Transcript
+from workbench.agent.usage import count_oom_kills
 from workbench.agent.wire import Channel, Frame, Header
 from workbench.agent.words import doing, split_status
+from workbench.blackbox import Snapshot
 from workbench.commands import StartRanks
 from workbench.events import Event, LaunchFailed, RankExited, RankRaised, RankStarted
 from workbench.state import Placement
-from workbench.telemetry import CellFinished, OutputWritten, Report, StepsTaken
+from workbench.telemetry import CellFinished, Report, StepsTaken
 
 Emit: TypeAlias = Callable[[Event | Report], None]
-
-READ: Final = 2**20
-DRAIN: Final = 8 * READ  # bytes read at most once a rank has ended: something that it left behind may go on writing
-PIPE_SIZES: Final = (2**20, 2**18)  # the first that the system grants
-
-
-def make_pipe() -> tuple[int, int]:
-    """A pipe as large as can be had, so that a rank seldom waits for us."""
-    reader, writer = os.pipe2(os.O_CLOEXEC)
-    os.set_blocking(reader, False)
-    for size in PIPE_SIZES:
-        with suppress(OSError):
-            fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, size)
-            break
-    return reader, writer
 
 
 @dataclass(frozen=True)
@@ -50,31 +36,31 @@ class RankPlan:
     placement: Placement
     cold: str
     launch: bytes
+    log_path: str
 
 
 class RankProcess:
-    """One rank, from the request for it to its exit. `on_gone` is called once, after its last word."""
+    """All in the loop's thread. Emits one `RankStarted` and then one `RankExited`, or one `LaunchFailed`.
 
-    def __init__(self, plan: RankPlan, log: LogFile, log_path: str, loop: Loop, emit: Emit) -> None:
-        self.plan, self.log, self.log_path, self._loop, self._emit = plan, log, log_path, loop, emit
+    `on_gone` is called once, after the last of these.
+    """
+
+    def __init__(self, plan: RankPlan, log: LogFile, loop: Loop, emit: Emit) -> None:
+        self.plan, self._loop, self.emit = plan, loop, emit
         self.on_gone: Callable[[], None] = lambda: None
-        self.rank = plan.placement.rank
+        self.rank, self.job_id = plan.placement.rank, plan.command.job_id
+        self.restart_count = plan.command.restart_count
+        self.transcript = Transcript(self.job_id, self.rank, log, loop, emit)
         self.pid = 0
         self.is_gone = False
         self.stop_signal: int | None = None
-        self.detail = ""
-        self.cells: set[str] = set()
-        self.output = Output(offset=log.position)
-        self.cursor = 0
-        self._pidfd = -1
-        self._flush_at = float("inf")
-        self._pipes: dict[int, str] = {}
-        self._channel: Channel | None = None
+        self.detail = ""  # what is to be told with its exit
+        self.cells: set[str] = set()  # those it has not answered
         self.box: mmap.mmap | None = None
-
-    @property
-    def generation(self) -> tuple[str, int]:
-        return self.plan.command.job_id, self.plan.command.restart_count
+        self._cursor = 0
+        self._pidfd = -1
+        self._channel: Channel | None = None
+        self._oom_kills = 0
 
     # --- what its zygote says of it ---
 
@@ -86,96 +72,104 @@ class RankProcess:
         blackbox.format_box(self.box)
         ours, theirs = socket.socketpair()
         self._channel = Channel(ours)
-        out, out_writer = make_pipe()
-        err, err_writer = make_pipe()
-        self._pipes = {out: "stdout", err: "stderr"}
-        return {"op": "exec" if self.plan.cold else "fork"}, (launch, box, theirs.detach(), out_writer, err_writer)
+        self._oom_kills = count_oom_kills()
+        return {"op": "exec" if self.plan.cold else "fork"}, (launch, box, theirs.detach(), *self.transcript.open())
 
     def forked(self, pid: int, pidfd: int, time: float) -> None:
         self.pid, self._pidfd = pid, pidfd
         assert self._channel is not None
         self._loop.add_channel(self._channel, self._on_frames, lambda: None)
-        for fd in self._pipes:
-            self._loop.add(fd, lambda fd=fd: self._read(fd, READ))  # type: ignore[misc]
-        self._emit(
-            RankStarted(
-                time=time,
-                restart_count=self.plan.command.restart_count,
-                rank=self.rank,
-                pid=pid,
-                log_path=self.log_path,
-                cold=self.plan.cold,
-            )
+        self.transcript.begin()
+        if self.restart_count:
+            self.transcript.note(f"restart {self.restart_count}")
+        started = RankStarted(
+            time=time,
+            restart_count=self.restart_count,
+            rank=self.rank,
+            pid=pid,
+            log_path=self.plan.log_path,
+            cold=self.plan.cold,
         )
+        self.emit(started)
         if self.stop_signal is not None:
-            self.kill_group(self.stop_signal)
+            self.kill_group()
 
     def refused(self, reason: str) -> None:
         self._close()
-        self._emit(
-            LaunchFailed(
-                time=self._loop.wall(),
-                restart_count=self.plan.command.restart_count,
-                worker=self.plan.placement.worker,
-                reason=reason,
-                rank=self.rank,
-            )
+        failed = LaunchFailed(
+            time=self._loop.wall(),
+            restart_count=self.restart_count,
+            worker=self.plan.placement.worker,
+            reason=reason,
+            rank=self.rank,
         )
+        self.emit(failed)
         self.on_gone()
 
     def exited(self, status: int | None, time: float, peak: int) -> None:
-        if status is None and self._pidfd >= 0:
-            # Its zygote is gone, so the kernel kills it; it has not exited before that is seen.
-            self.detail = "lost with its zygote"
-            self.kill_group(signal.SIGKILL, ours=False)
-            self._loop.add(self._pidfd, lambda: self._finish(None, self._loop.wall()))
+        if status is not None or self._pidfd < 0:
+            self._finish(status, time, peak)
             return
-        self._finish(status, time)
+        # Its zygote is gone, so the kernel kills it; it has not exited before that is seen.
+        self.detail = "lost with its zygote"
+        self._kill_group()
+        self._loop.add(self._pidfd, lambda: self._finish(None, self._loop.wall(), 0))
 
     def cancel(self) -> None:
-        """It was never asked for: say that it has ended."""
+        """Its zygote was never asked for it: say that it has ended."""
         self.stop_signal = signal.SIGKILL
         self.detail = "stopped before it had started"
-        self._finish(None, self._loop.wall())
+        self._finish(None, self._loop.wall(), 0)
 
-    def _finish(self, status: int | None, time: float) -> None:
+    def _finish(self, status: int | None, time: float, peak: int) -> None:
         if self._channel is not None:
             self._on_frames(self._channel.read()[0])
-        self.drain()
-        self.flush(everything=True)
+        self.transcript.drain()
+        self.transcript.flush(everything=True)
         self.report_steps()
         self._answer_cells()
+        exited = self._exit_event(status, time, peak)
+        self._close()
+        self.emit(exited)
+        self.on_gone()
+
+    def _exit_event(self, status: int | None, time: float, peak: int) -> RankExited:
         code, number = split_status(status)
-        snapshot = blackbox.read_header(self.box) if self.box is not None else None
-        exited = RankExited(
+        snapshot = self._snapshot()
+        if number == signal.SIGKILL and not self.detail and self.stop_signal is None:
+            self.detail = self._memory_detail(peak)
+        return RankExited(
             time=time,
-            restart_count=self.plan.command.restart_count,
+            restart_count=self.restart_count,
             rank=self.rank,
             exit_code=code,
             signal=number,
-            step=snapshot.step or None if snapshot else None,
+            step=_step(snapshot),
             doing=doing(snapshot) if snapshot and code != 0 else "",
             detail=self.detail,
             stop_signal=self.stop_signal,
-            log_path=self.log_path,
+            log_path=self.plan.log_path,
         )
-        self._close()
-        self._emit(exited)
-        self.on_gone()
+
+    def _memory_detail(self, peak: int) -> str:
+        """SIGKILL that nobody here sent: the kernel's, if it has killed something for want of memory meanwhile."""
+        if count_oom_kills() <= self._oom_kills:
+            return ""
+        return f"out of memory (the kernel ended it; it had used up to {peak / 2**30:.1f} GiB)"
 
     def _close(self) -> None:
         self.is_gone = True
-        for fd in (*self._pipes, self._pidfd):
-            if fd >= 0:
-                self._loop.remove(fd)
-                os.close(fd)
-        self._pipes, self._pidfd = {}, -1
+        self.transcript.close()
+        if self._pidfd >= 0:
+            self._loop.remove(self._pidfd)
+            os.close(self._pidfd)
+            self._pidfd = -1
         if self._channel is not None:
             self._loop.remove(self._channel.fileno())
             self._channel.close()
         if self.box is not None:
             self.box.close()
-        self.log.close()
+            self.box = None
 
     # --- what it says itself ---
 
@@ -188,26 +182,25 @@ class RankProcess:
                     self._on_cell(frame)
 
     def _on_raised(self, header: Header) -> None:
-        snapshot = blackbox.read_header(self.box) if self.box else None
         raised = RankRaised(
             time=self._loop.wall(),
-            restart_count=self.plan.command.restart_count,
+            restart_count=self.restart_count,
             rank=self.rank,
             error=header["error"],
             traceback=header["traceback"],
             is_collective=header["is_collective"],
-            step=snapshot.step or None if snapshot else None,
+            step=_step(self._snapshot()),
         )
-        self._emit(raised)
+        self.emit(raised)
 
     def _on_cell(self, frame: Frame) -> None:
+        # What the cell wrote lies in the pipes by now, and is to be seen before its answer.
+        self.transcript.drain()
+        self.transcript.flush(everything=True)
         header = frame.header
         self.cells.discard(header["cell_id"])
-        # What the cell wrote lies in the pipes by now, and is to be seen before its answer.
-        self.drain()
-        self.flush(everything=True)
         finished = CellFinished(
-            job_id=self.plan.command.job_id,
+            job_id=self.job_id,
             cell_id=header["cell_id"],
             rank=self.rank,
             ok=header["ok"],
@@ -217,19 +210,12 @@ class RankProcess:
             payload=frame.payload,
             seconds=header.get("seconds", 0.0),
         )
-        self._emit(finished)
+        self.emit(finished)
 
     def _answer_cells(self) -> None:
+        reason = f"rank {self.rank} ended before it had answered"
         for cell_id in sorted(self.cells):
-            self._emit(
-                CellFinished(
-                    job_id=self.plan.command.job_id,
-                    cell_id=cell_id,
-                    rank=self.rank,
-                    ok=False,
-                    error=f"rank {self.rank} ended while it ran the cell",
-                )
-            )
+            self.emit(CellFinished(job_id=self.job_id, cell_id=cell_id, rank=self.rank, ok=False, error=reason))
         self.cells.clear()
 
     def tell(self, header: Header, payload: bytes = b"") -> None:
@@ -237,162 +223,60 @@ class RankProcess:
         assert self._channel is not None
         self._loop.send(self._channel, header, payload)
 
-    # --- output and steps ---
+    # --- its black box ---
 
-    def _read(self, fd: int, size: int) -> bool:
-        """Take one piece of output; False when there is none."""
-        try:
-            data = os.read(fd, size)
-        except BlockingIOError:
-            return False
-        if not data:
-            self._loop.remove(fd)
-            return False
-        now = self._loop.now()
-        if trouble := self.log.write(data, now):
-            self._say(trouble)
-        self.output.add(self._pipes[fd], data, now)
-        self._schedule_flush()
-        return True
-
-    def _say(self, text: str) -> None:
-        """A line of ours among the rank's output; it is not in the log."""
-        self._emit(
-            OutputWritten(
-                job_id=self.plan.command.job_id,
-                rank=self.rank,
-                stream="stderr",
-                text=f"[dtrain] {text}\n",
-                time=self._loop.wall(),
-                offset=self.output.offset,
-            )
-        )
-
-    def _schedule_flush(self) -> None:
-        due = self.output.due()
-        if due is not None and due < self._flush_at - 0.001:
-            self._flush_at = due
-            self._loop.call_at(due, self._on_flush_time)
-
-    def _on_flush_time(self) -> None:
-        if self.is_gone or self._loop.now() < self._flush_at:
-            return
-        self._flush_at = float("inf")
-        self.flush()
-        self._schedule_flush()
-
-    def drain(self) -> None:
-        """Read what lies in the pipes."""
-        for fd in list(self._pipes):
-            left = DRAIN
-            while left > 0 and self._read(fd, READ):
-                left -= READ
-
-    def flush(self, *, everything: bool = False) -> None:
-        """Show what is due, or all there is."""
-        wall = self._loop.wall()
-        for piece in self.output.take(self._loop.now(), everything=everything):
-            self._emit(
-                OutputWritten(
-                    job_id=self.plan.command.job_id,
-                    rank=self.rank,
-                    stream=piece.stream,
-                    text=piece.text,
-                    time=wall,
-                    offset=piece.offset,
-                    dropped=piece.dropped,
-                )
-            )
+    def _snapshot(self) -> Snapshot | None:
+        return blackbox.read_header(self.box) if self.box is not None else None
 
     def report_steps(self) -> None:
         """Tell of the steps finished since the last report."""
         if self.box is None:
             return
-        block, self.cursor, dropped = blackbox.read_steps(self.box, self.cursor)
+        block, self._cursor, dropped = blackbox.read_steps(self.box, self._cursor)
         if block:
-            self._emit(
-                StepsTaken(
-                    job_id=self.plan.command.job_id,
-                    restart_count=self.plan.command.restart_count,
-                    rank=self.rank,
-                    block=block,
-                    dropped=dropped,
-                )
+            steps = StepsTaken(
+                job_id=self.job_id, restart_count=self.restart_count, rank=self.rank, block=block, dropped=dropped
             )
+            self.emit(steps)
 
     # --- signals ---
 
     def stop(self, grace: float) -> None:
-        """SIGTERM to the rank, and SIGKILL to its group when it has not ended `grace` seconds later."""
-        if grace <= 0:
-            self.kill_group(signal.SIGKILL)
-            return
-        self.signal(signal.SIGTERM, ours=True)
-        self.signal(signal.SIGCONT)  # a stopped process takes no SIGTERM
-        self._loop.call_at(self._loop.now() + grace, lambda: self.kill_group(signal.SIGKILL))
+        """SIGTERM, and SIGKILL for the whole group when the rank has not ended `grace` s later.
 
-    def signal(self, number: int, *, ours: bool = False) -> bool:
-        """Send a signal to the rank's process alone; `ours`: to end it."""
-        if self.is_gone:
+        SIGTERM goes to the rank alone: its DataLoader workers may be what it needs to save a last checkpoint. What it
+        leaves in its group when it ends is killed then.
+        """
+        if grace <= 0 or not self.pid:
+            self.kill_group()
+            return
+        self.stop_signal = signal.SIGTERM
+        self.send_signal(signal.SIGTERM)
+        self.send_signal(signal.SIGCONT)  # a stopped process takes no SIGTERM
+        self._loop.call_at(self._loop.now() + grace, self.kill_group)
+
+    def kill_group(self) -> None:
+        """SIGKILL to the rank and all that it started, to end it; one that is being forked gets it when it is there."""
+        if not self.is_gone:
+            self.stop_signal = signal.SIGKILL
+            self._kill_group()
+
+    def _kill_group(self) -> None:
+        if self.send_signal(signal.SIGKILL):
+            with suppress(OSError):  # it has not made its group yet
+                os.killpg(self.pid, signal.SIGKILL)
+
+    def send_signal(self, number: int) -> bool:
+        """Send a signal to the rank's process alone; False when it is not there."""
+        if self._pidfd < 0:
             return False
-        if ours:
-            self.stop_signal = int(number)
-        if self._pidfd < 0:  # it is being forked: `forked` sends it
-            return True
         try:
             signal.pidfd_send_signal(self._pidfd, number)
         except ProcessLookupError:
             return False
         return True
 
-    def kill_group(self, number: int, *, ours: bool = True) -> None:
-        """Send a signal to the rank and to all that it started."""
-        if self.signal(number, ours=ours) and self.pid:
-            with suppress(OSError):  # it has not made its group yet
-                os.killpg(self.pid, number)
 
-
-class StoreProcess:
-    """A job's rendezvous store, as one child of a zygote. It is told of only when it fails."""
-
-    def __init__(self, listener: socket.socket, on_failure: Callable[[str], None]) -> None:
-        self._listener, self._on_failure = listener, on_failure
-        self._alive: socket.socket | None = None
-        self._pidfd = -1
-        self.host, self.port = listener.getsockname()[:2]
-        self.is_over = False
-
-    def request(self) -> tuple[Header, tuple[int, ...]]:
-        self._alive, theirs = socket.socketpair()
-        header = {"op": "store", "host": self.host, "port": self.port}
-        return header, (self._listener.detach(), theirs.detach())
-
-    def forked(self, pid: int, pidfd: int, time: float) -> None:
-        self._pidfd = pidfd
-        if self.is_over:
-            self.kill()
-
-    def refused(self, reason: str) -> None:
-        self._close()
-        self._on_failure(reason)
-
-    def exited(self, status: int | None, time: float, peak: int) -> None:
-        was_wanted, _ = not self.is_over, self._close()
-        if was_wanted:
-            self._on_failure("the job's rendezvous store died")
-
-    def kill(self) -> None:
-        """End it at once; `exited` follows, and says nothing more."""
-        self.is_over = True
-        if self._pidfd >= 0:
-            with suppress(ProcessLookupError):
-                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
-
-    def _close(self) -> None:
-        self.is_over = True
-        self._listener.close()
-        if self._alive is not None:
-            self._alive.close()
-        if self._pidfd >= 0:
-            os.close(self._pidfd)
-            self._pidfd = -1
+def _step(snapshot: Snapshot | None) -> int | None:
+    """The last step finished, None before the first."""
+    return snapshot.step or None if snapshot else None

@@ -1,4 +1,7 @@
-"""The kinds of program a rank can be, each as the interpreter would run it: script, module, cell, function, interactive."""
+"""The kinds of program a rank can be, each run as the interpreter does: script, module, cell, function, cells."""
+
+# Paths are strings here, as the interpreter has them.
+# ruff: noqa: PTH109, PTH112, PTH118
 
 from __future__ import annotations
 

@@ -9,16 +9,20 @@ from __future__ import annotations
 import fcntl
 import importlib
 import json
+import linecache
 import mmap
 import os
+import pkgutil
 import signal
 import socket
 import sys
 import time
+from contextlib import suppress
+from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple
 
-from workbench import blackbox
+from workbench import blackbox, training
 from workbench.agent import excepthook, fresh
 from workbench.agent.wire import SIZES, Connection, Header
 
@@ -31,19 +35,19 @@ class Launch(NamedTuple):
 
 
 def prepare() -> None:
-    """In the zygote: import what ranks import, so that a fork need not."""
-    for name in ("cloudpickle", "numpy.random", "runpy", "multiprocessing.process", "tempfile"):
-        try:
+    """In the zygote: import what ranks import, and call once what is slow the first time."""
+    for name in ("cloudpickle", "numpy.random", "runpy", "multiprocessing.process", "tempfile", "zipfile"):
+        with suppress(ImportError):  # numpy and cloudpickle need not be there
             importlib.import_module(name)
-        except ImportError:  # numpy and cloudpickle need not be there
-            continue
-    for name in ("agent.programs", "training.guard", "training.observe", "training.run", "training.cells"):
-        importlib.import_module(f"workbench.{name}")
-
+    importlib.import_module("workbench.agent.programs")
+    for module in pkgutil.iter_modules(training.__path__, "workbench.training."):
+        importlib.import_module(module.name)
     fresh.openblas()
-    for module in list(sys.modules.values()):
-        if isinstance(module, ModuleType):
-            module.__dict__.pop("__warningregistry__", None)
+    fresh.set_seeds(0)
+    linecache.clearcache()
+    for loaded in list(sys.modules.values()):
+        if isinstance(loaded, ModuleType):  # libraries put other things there as well
+            loaded.__dict__.pop("__warningregistry__", None)
 
 
 def run_warm(launch_fd: int, box_fd: int, control_fd: int, out: int, err: int) -> None:
@@ -70,7 +74,7 @@ def exec_cold(launch_fd: int, box_fd: int, control_fd: int, out: int, err: int) 
     os.chdir(header["cwd"])
     for fd in (launch_fd, box_fd, control_fd):
         os.set_inheritable(fd, True)
-    bootstrap = os.path.join(os.path.dirname(__file__), "bootstrap.py")
+    bootstrap = str(Path(__file__).with_name("bootstrap.py"))
     argv = [header["python"], bootstrap, "rank", *map(str, (launch_fd, box_fd, control_fd))]
     try:
         os.execve(header["python"], argv, header["env"])
@@ -116,6 +120,7 @@ def _run(launch: Launch, box_fd: int, control_fd: int) -> None:
     box = blackbox.Writer(mmap.mmap(box_fd, blackbox.SIZE))
     os.close(box_fd)
     control = Connection(_take_control(control_fd))
+    fresh.allow_tracing()
     watch(box)
     pid = os.getpid()
     try:
@@ -134,10 +139,9 @@ def _run(launch: Launch, box_fd: int, control_fd: int) -> None:
 def watch(box: blackbox.Writer) -> None:
     """Have the rank's steps and phases go into its black box, and its groups end without a deadlock."""
     from workbench.training import guard, observe
-    from workbench.training.run import Run
 
     guard.install()
-    Run._current = Run(observe.install(box, offset=time.time() - time.monotonic()))
+    observe.install(box, offset=time.time() - time.monotonic())
 
 
 def _take_control(fd: int) -> socket.socket:
@@ -155,7 +159,7 @@ def _tell(control: Connection, header: Header) -> None:
 
 def run_store(listen_fd: int, control_fd: int, *, host: str, port: int) -> None:
     """A job's rendezvous store: outside every rank, so that it outlives any of them."""
-    from torch.distributed import TCPStore
+    from torch._C._distributed_c10d import TCPStore
 
     store = TCPStore(host, port, is_master=True, wait_for_workers=False, master_listen_fd=listen_fd)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)

@@ -1,6 +1,6 @@
 """Frames between an agent, its zygotes and its ranks: a JSON header with a binary tail, over a stream socket.
 
-A frame is `struct(">II", len(json), len(binary))`, the JSON, the binary. A frame whose header has `"fds": n` carries n file
+A frame is `struct(">II", len(json), len(binary))`, the JSON, the binary. One whose header has `"fds": n` carries n file
 descriptors (SCM_RIGHTS) with its first byte. Standard library only: ranks under another interpreter import this.
 """
 

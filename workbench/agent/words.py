@@ -17,7 +17,7 @@ DOING: Final = {
     Activity.CHECKPOINT: "saving a checkpoint",
     Activity.IDLE: "waiting for a cell",
     Activity.CELL: "running a cell",
-    Activity.EXITING: "ending",
+    Activity.EXITING: "",
 }
 
 

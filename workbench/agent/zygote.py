@@ -22,6 +22,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from types import FrameType
 from typing import Any, Final
 
@@ -161,7 +162,7 @@ def warm_up(modules: tuple[str, ...]) -> dict[str, Any]:
     importlib.import_module("workbench.agent.rank").prepare()
     gc.collect()
     gc.freeze()  # the collector would touch, and so copy, every page in every rank
-    threads = len(os.listdir("/proc/self/task"))
+    threads = sum(1 for _ in Path("/proc/self/task").iterdir())
     if threads != 1:
         blame = f" ({', '.join(modules)})" if modules else ""
         raise RefusedError(f"the zygote has {threads} threads after its imports{blame}; a fork needs exactly one")
@@ -184,7 +185,7 @@ def check_module(name: str) -> None:
     for place in places:
         if not is_installed(place):
             raise RefusedError(
-                f"{name} cannot be preloaded: it lies in {os.path.dirname(place)}, outside site-packages, and an edit"
+                f"{name} cannot be preloaded: it lies in {Path(place).parent}, outside site-packages, and an edit"
                 " there must take effect at the next launch"
             )
 

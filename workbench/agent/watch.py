@@ -1,0 +1,101 @@
+"""Looks at the ranks' black boxes ten times a second, and tells what is new in them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from workbench import blackbox
+from workbench.agent.loop import Loop
+from workbench.agent.processes import RankProcess
+from workbench.agent.usage import Devices, DeviceUsage, Usage, tree_usage
+from workbench.blackbox import Activity, Snapshot
+from workbench.telemetry import RankBeat
+
+LOOK_EVERY: Final = 0.1
+BEAT_EVERY: Final = 0.5
+USAGE_EVERY: Final = 1.0
+# To begin or to end one of these is told at once; the others come and go many times a second.
+LONG: Final = (Activity.STARTING, Activity.CHECKPOINT, Activity.IDLE, Activity.CELL, Activity.EXITING)
+
+NOTHING: Final = Usage(0, 0.0)
+
+
+@dataclass
+class Pulse:
+    """What was last told of one rank, and what its processes used then."""
+
+    beat_at: float = float("-inf")
+    usage_at: float = float("-inf")
+    activity: Activity = Activity.STARTING
+    usage: Usage = NOTHING
+    cpu: float = 0.0
+    device: DeviceUsage | None = None
+
+
+class Watch:
+    """All in the loop's thread. `gpus` names the device of each slot."""
+
+    def __init__(
+        self, loop: Loop, ranks: Mapping[tuple[str, int], RankProcess], gpus: tuple[str, ...], devices: Devices
+    ) -> None:
+        self._loop, self._ranks, self._gpus, self._devices = loop, ranks, gpus, devices
+        self._pulses: dict[RankProcess, Pulse] = {}
+        self._is_ticking = False
+
+    def begin(self) -> None:
+        """There are ranks to look at; ends of itself when there are none."""
+        if not self._is_ticking:
+            self._is_ticking = True
+            self._loop.call_at(self._loop.now() + LOOK_EVERY, self._tick)
+
+    def _tick(self) -> None:
+        self._is_ticking = False
+        living = [process for process in self._ranks.values() if process.pid]
+        self._pulses = {process: self._pulses.get(process) or Pulse() for process in living}
+        self.look(living, self._loop.now())
+        if self._ranks:
+            self.begin()
+
+    def look(self, living: Iterable[RankProcess], now: float) -> None:
+        for process in living:
+            assert process.box is not None
+            process.report_steps()
+            pulse, snapshot = self._pulses[process], blackbox.read_header(process.box)
+            has_turned = snapshot.activity is not pulse.activity and {snapshot.activity, pulse.activity} & set(LONG)
+            if has_turned or now - pulse.beat_at >= BEAT_EVERY:
+                self._beat(process, pulse, snapshot, now)
+
+    def _beat(self, process: RankProcess, pulse: Pulse, snapshot: Snapshot, now: float) -> None:
+        pulse.beat_at, pulse.activity = now, snapshot.activity
+        if now - pulse.usage_at >= USAGE_EVERY:
+            self._measure(process, pulse, now)
+        wall = self._loop.wall()
+        process.emit(
+            RankBeat(
+                job_id=process.plan.command.job_id,
+                restart_count=process.plan.command.restart_count,
+                rank=process.rank,
+                time=wall,
+                step=snapshot.step,
+                activity=snapshot.activity.name,
+                since=max(0.0, wall - snapshot.since) if snapshot.since else 0.0,
+                collective=snapshot.collective,
+                collective_seq=snapshot.collective_seq,
+                rss=pulse.usage.rss,
+                cpu=pulse.cpu,
+                gpu=pulse.device.busy if pulse.device else None,
+                gpu_memory=pulse.device.memory if pulse.device else None,
+                progress=snapshot.progress,
+            )
+        )
+
+    def _measure(self, process: RankProcess, pulse: Pulse, now: float) -> None:
+        usage = tree_usage(process.pid)
+        if pulse.usage.rss:
+            # A worker process that has ended takes its CPU time with it.
+            pulse.cpu = 100.0 * max(0.0, usage.cpu - pulse.usage.cpu) / (now - pulse.usage_at)
+        pulse.usage, pulse.usage_at = usage, now
+        if self._gpus:
+            pulse.device = self._devices.usage(self._gpus[process.plan.placement.slot % len(self._gpus)])
