@@ -172,7 +172,7 @@ def test_the_stop_button_frees_the_cell_and_hurts_nobody(ranks: Kernel, session:
 
 def test_a_killed_rank_is_told_within_half_a_second(ranks: Kernel) -> None:
     shown = ranks.run("%%dtrain\nif r == 1: os.kill(os.getpid(), 9)\ntime.sleep(20)")
-    assert shown.took < 0.5 + 0.3
+    assert shown.took < 0.5
     assert "rank 1 killed by SIGKILL" in shown.error
     assert "log: " in shown.error
     assert len(shown.error.encode()) < 2048

@@ -9,7 +9,7 @@ import pytest
 from tests.unit.fake_session import FakeSession, answer, context_of, interrupt, output, state, update
 from workbench.errors import RankFailedError, UsageError
 from workbench.spec import EntrypointKind, JobSpec
-from workbench.state import JobPhase
+from workbench.state import Failure, FailureKind, JobPhase
 from workbench.telemetry import RankBeat
 from workbench.verbs.cells import doing, ends_quietly, run_cell, shorten
 from workbench.verbs.context import WaitInterrupted
@@ -126,6 +126,26 @@ def test_a_rank_that_dies_is_told() -> None:
     context = cell([output(0, "before")], dies)
     assert str(context.error) == "rank 1 killed by SIGKILL (log: /logs/1)"
     assert context.screen.text("out") == "[rank 0] before\n"
+
+
+def test_a_rank_that_is_gone_is_told_with_what_ended_it() -> None:
+    session = FakeSession("cells-1")
+    job, context = session.known["cells-1"], context_of(session)
+    failure = Failure(kind=FailureKind.SIGNAL, rank=1, reason="rank 1 killed by SIGKILL", time=0.0, log_path="/logs/1")
+
+    def told() -> Any:
+        job.script = [update(state("cells-1", JobPhase.STOPPING, failures=(failure,), reason=failure.reason))]
+        return []
+
+    job.cell = [[answer(1, error="rank 1 ended"), answer(0, error="rank 0 ended")], 0.1, told, 60.0]
+    with pytest.raises(RankFailedError, match=r"cells-1: rank 1 killed by SIGKILL \(log: /logs/1\)"):
+        run_cell(context, job, "x", None)
+    assert session.clock() < 0.2
+
+    job.script, job.cell = [update(state("cells-1"))], [[answer(1, error="rank 1 ended")], 60.0]
+    with pytest.raises(RankFailedError, match="rank 1 of cells-1: rank 1 ended"):
+        run_cell(context, job, "x", None)
+    assert session.clock() < 0.7
 
 
 def test_an_interrupt_frees_the_cell_and_says_what_ranks_were_doing() -> None:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 FLUSH: Final = 0.1  # s between two writes
 GRACE: Final = 0.15  # s that a first exception waits for its like from other ranks
+LAST_WORDS: Final = 0.4  # s that the answer for a rank that is gone waits for what ended it
 POLL: Final = 1.0
 TRACEBACKS: Final = 1400  # characters: all that is told of a failure stays under 2 kB
 DIFFERENT: Final = 3  # tracebacks shown when ranks failed in different ways
@@ -58,7 +59,7 @@ def run_cell(context: Context, job: Job, source: str, ranks: Sequence[int] | Non
         raise _bounded(error) from None
     show.finish()
     if failed:
-        raise _failure(job, failed, set(run.ranks) - set(run.answers))
+        raise _death(run) if _all_died(failed) and _is_known(run) else _failure(job, failed, run)
     if not is_quiet and not ends_quietly(source):
         show_values(context, list(run.answers.values()))
 
@@ -67,8 +68,8 @@ def wait_until_ready(context: Context, job: Job) -> None:
     """Wait for ranks that are still being started, saying why."""
     update, shown = job.follow(timeout=0.0), ""
     try:
-        while update.state.phase in (JobPhase.INIT, JobPhase.LAUNCHING):
-            if update.state.phase is JobPhase.INIT and update.state.reason != shown:
+        while update.state.phase in (JobPhase.INIT, JobPhase.LAUNCHING, JobPhase.RECOVERING):
+            if update.state.phase is not JobPhase.LAUNCHING and update.state.reason != shown:
                 shown = update.state.reason
                 context.screen.update(f"{job.job_id}: {shown}")
             update = job.follow(update.cursor, timeout=POLL)
@@ -76,7 +77,7 @@ def wait_until_ready(context: Context, job: Job) -> None:
         raise WaitInterrupted(f"stopped waiting; {job.job_id} goes on, and the cell was not sent to it") from None
     finally:
         context.screen.settle()
-    if update.state.phase.is_terminal:
+    if update.state.phase is not JobPhase.HEALTHY:
         raise UsageError(
             f"{job.job_id} is {update.state.phase.value}: {update.state.reason}",
             hint=f"start another with: %dtrain launch --interactive -n {update.state.world_size}",
@@ -145,13 +146,15 @@ def _follow(show: Show, run: CellRun) -> list[CellFinished]:
     failed: list[CellFinished] = []
     give_up, streak = float("inf"), 0
     context = show.context
-    while not run.is_done and context.clock() < give_up:
+    while context.clock() < give_up and not (run.is_done and not (failed and _all_died(failed))):
         began = context.clock()
         news = run.poll(min(show.patience, max(give_up - began, 0.0)))
         failed += [item for item in news if isinstance(item, CellFinished) and not item.ok]
         if failed and give_up == float("inf"):
-            give_up = context.clock() + GRACE
+            give_up = context.clock() + (LAST_WORDS if _all_died(failed) else GRACE)
         show.take(run, news)
+        if failed and _all_died(failed) and _is_known(run):
+            break
         # A rank that prints without pause has news at each request: ask less often the longer that lasts.
         streak = streak + 1 if context.clock() - began < 0.002 and not run.is_done else 0
         if streak > 2:
@@ -199,7 +202,24 @@ def ends_quietly(source: str) -> bool:
     return last == ";"
 
 
-def _failure(job: Job, failed: Sequence[CellFinished], unanswered: set[int]) -> RankFailedError:
+def _all_died(failed: Sequence[CellFinished]) -> bool:
+    """Whether these answers were given for ranks that are gone: an exception would have a traceback."""
+    return not any(answer.traceback for answer in failed)
+
+
+def _is_known(run: CellRun) -> bool:
+    """Whether the pool has said by now why they are gone."""
+    return run.last is not None and bool(run.last.state.failure or run.last.state.failures)
+
+
+def _death(run: CellRun) -> JobError:
+    from workbench.session import error_of
+
+    assert run.last is not None
+    return _bounded(error_of(run.last.state))
+
+
+def _failure(job: Job, failed: Sequence[CellFinished], run: CellRun) -> RankFailedError:
     """One error for all: each different traceback once, under the ranks that raised it."""
     groups: list[tuple[CellFinished, list[int]]] = []
     for answer in failed:
@@ -213,7 +233,7 @@ def _failure(job: Job, failed: Sequence[CellFinished], unanswered: set[int]) -> 
     parts = [f"{name_ranks(ranks)}:\n{shorten(answer.traceback or answer.error, room)}" for answer, ranks in shown]
     if len(groups) > DIFFERENT:
         parts.append(f"… and {len(groups) - DIFFERENT} more ranks that failed in other ways")
-    if unanswered:
+    if unanswered := set(run.ranks) - set(run.answers):
         where = name_ranks(tuple(unanswered))
         parts.append(f"{where} still in the cell; to free: %dtrain interrupt")
     first, ranks = groups[0]

@@ -11,7 +11,7 @@ import os
 import time
 from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from workbench.errors import PoolError, UnknownJobError, UsageError, WorkbenchError
 from workbench.spec import EntrypointKind
@@ -20,8 +20,10 @@ from workbench.verbs.declare import Arguments
 if TYPE_CHECKING:
     from workbench.session import Job, Session
 
-DEFAULT_POOL = "default"
-_QUICK = 0.2  # s that completion may ask a pool
+DEFAULT_POOL: Final = "default"
+START: Final = 60.0  # s that a pool of this machine may take to start
+DIAL: Final = 10.0  # s after which an address where nothing answers is given up
+_QUICK: Final = 0.2  # s that completion may ask a pool
 
 
 class Screen(Protocol):
@@ -66,7 +68,8 @@ class WaitInterrupted(KeyboardInterrupt):
 def _open(address: str | None, pool: str, slots: int | None, *, start: bool) -> Session:
     from workbench.session import Session
 
-    return Session(address, pool=pool, slots=slots, start=start)
+    timeout = DIAL if address else START
+    return Session(address, pool=pool, slots=slots, start=start, timeout=timeout)
 
 
 @dataclass
