@@ -15,6 +15,7 @@ import functools
 import importlib
 import io
 import locale
+import mmap
 import os
 import random
 import signal
@@ -241,6 +242,18 @@ def set_deterministic() -> None:
     torch = sys.modules["torch"]
     torch.use_deterministic_algorithms(True, warn_only=True)
     torch.backends.cudnn.benchmark = False
+
+
+def map_shared(fd: int, size: int) -> memoryview:
+    """The file's memory, for as long as the process lives; the descriptor is closed. (`mmap.mmap` would keep a copy.)"""
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype = ctypes.c_void_p
+    libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long)
+    address = libc.mmap(None, size, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED, fd, 0)
+    if address == ctypes.c_void_p(-1).value:
+        raise OSError(ctypes.get_errno(), "mmap failed")
+    os.close(fd)
+    return memoryview((ctypes.c_char * size).from_address(address)).cast("B")
 
 
 def enable_faulthandler() -> None:

@@ -10,7 +10,6 @@ import fcntl
 import importlib
 import json
 import linecache
-import mmap
 import os
 import pkgutil
 import signal
@@ -53,6 +52,7 @@ def prepare() -> None:
 def run_warm(launch_fd: int, box_fd: int, control_fd: int, out: int, err: int) -> None:
     """A rank that has been forked from a zygote with torch."""
     launch = read_launch(launch_fd)
+    os.close(launch_fd)
     environ = launch.header["env"]
     old_path = os.environ.get("PYTHONPATH", "")
     fresh.set_stdio(out, err)
@@ -86,10 +86,10 @@ def exec_cold(launch_fd: int, box_fd: int, control_fd: int, out: int, err: int) 
 def run_cold(launch_fd: int, box_fd: int, control_fd: int) -> None:
     """A rank in a fresh interpreter."""
     launch = read_launch(launch_fd)
+    os.close(launch_fd)
     fresh.set_streams(dict(os.environ))
     sys.path.insert(0, launch.header["path0"])
     importlib.import_module("torch.distributed")
-    os.close(launch_fd)
     _run(launch, box_fd, control_fd)
 
 
@@ -117,8 +117,7 @@ def _run(launch: Launch, box_fd: int, control_fd: int) -> None:
     fresh.set_seeds(None if header["seed"] is None else header["seed"] + header["rank"])
     if header["deterministic"]:
         fresh.set_deterministic()
-    box = blackbox.Writer(mmap.mmap(box_fd, blackbox.SIZE))
-    os.close(box_fd)
+    box = blackbox.Writer(fresh.map_shared(box_fd, blackbox.SIZE))
     control = Connection(_take_control(control_fd))
     fresh.allow_tracing()
     watch(box)
