@@ -1,233 +1,148 @@
-"""The main loop of an interactive rank: cells come in, run in `__main__`, and each is answered.
+"""The main loop of an interactive rank: cells come in, run in its `__main__`, and each is answered, in order.
 
-A watcher thread reads the control socket, so that an interrupt arrives also while the main thread is in a collective.
+One thread reads the control socket, so that an interrupt is heard while a cell runs; cells run in the main thread.
 """
 
 from __future__ import annotations
 
-import ast
-import base64
 import contextlib
 import ctypes
-import linecache
-import os
+import pickle
 import queue
 import signal
-import socket
-import stat
 import sys
 import threading
 import time
-import traceback
-from collections.abc import Callable, Collection
-from pathlib import Path
-from typing import Any, Final
+from collections.abc import Callable
+from typing import Any, Final, TypeAlias
 
 from workbench.blackbox import Activity, Writer
+from workbench.training.display import bundle
+from workbench.training.guard import Guard
+from workbench.training.interrupts import Interrupts
+from workbench.training.observe import Observer
+from workbench.training.program import Program, explain
 
-PATIENCE: Final = 0.05  # s that Python has to raise an interrupt before sockets are shut under a collective
-RICH: Final = {
-    "_repr_html_": "text/html",
-    "_repr_markdown_": "text/markdown",
-    "_repr_svg_": "image/svg+xml",
-    "_repr_png_": "image/png",
-    "_repr_jpeg_": "image/jpeg",
-    "_repr_latex_": "text/latex",
-}
-MOST: Final = 2**20
-Frame = tuple[dict[str, Any], bytes]
+Header: TypeAlias = dict[str, Any]
+Frame: TypeAlias = tuple[Header, bytes]
+END: Final = ({"op": "end"}, b"")
+
+
+def serve_cells(
+    receive: Callable[[], Frame], send: Callable[[Header, bytes], object], namespace: dict[str, Any], box: Writer
+) -> None:
+    """Serve until `receive` raises EOFError: the agent has hung up. To be called in the main thread.
+
+    Frames in: `execute` (source), `push` (name; cloudpickled payload), `pull` (name: an expression), each with a
+    `cell_id`, and `interrupt`. Frames out: `cell` (cell_id, ok, data, error, traceback, seconds; payload of a pull).
+    """
+    observer = Observer.current or Observer(box, time.time() - time.monotonic())
+    if Guard.current is not None:
+        Guard.current.always_meet = True
+    cells = Cells(send, Program(namespace), Interrupts(observer), observer)
+    cells.interrupts.install()
+    threading.Thread(target=cells.listen, args=(receive,), name="dtrain-control", daemon=True).start()
+    cells.serve()
 
 
 class Cells:
-    def __init__(
-        self, receive: Callable[[], Frame], send: Callable[..., None], space: dict[str, Any], box: Writer
-    ) -> None:
-        self.receive, self.send, self.space, self.box = receive, send, space, box
-        self.todo: queue.SimpleQueue[Frame | None] = queue.SimpleQueue()
-        self.running = False
-        self.was_interrupted = False
-        self.broken = ""
-        self.serial = 0
-        self.offset = time.time() - time.monotonic()
-        self.mine = frozenset(_connections())
+    """The cells that wait, and how one is run."""
 
-    def watch(self) -> None:
-        """In a thread: queue cells, and see to it that an interrupt gets through."""
+    def __init__(
+        self, send: Callable[[Header, bytes], object], program: Program, interrupts: Interrupts, observer: Observer
+    ) -> None:
+        self._send, self._program, self._observer = send, program, observer
+        self.interrupts = interrupts
+        self._waiting: queue.SimpleQueue[Frame] = queue.SimpleQueue()
+        self._flush_c = ctypes.CDLL(None).fflush
+
+    def listen(self, receive: Callable[[], Frame]) -> None:
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # it is for the main thread
         while True:
             try:
-                header, payload = self.receive()
+                header, payload = receive()
             except (EOFError, OSError):
-                self.todo.put(None)
+                self._waiting.put(END)
                 return
             if header["op"] == "interrupt":
-                self.interrupt(self.serial)
+                self.interrupts.interrupt()
             else:
-                self.todo.put((header, payload))
+                self._waiting.put((header, payload))
 
-    def interrupt(self, serial: int) -> None:
-        """Free the main thread: Python's own way first, then the ground is taken from under a collective that waits."""
-        if not self.running:
-            return
-        self.was_interrupted = True
-        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
-        if self._has_left(serial):
-            return
-        if _shut(lambda port: port != _store_port(), self.mine):
-            self.broken = "the process group was interrupted inside a collective"
-        if not self._has_left(serial):
-            _shut(lambda port: port == _store_port(), self.mine)  # it waits for a peer to arrive
-
-    def _has_left(self, serial: int) -> bool:
-        """Whether the cell ends within `PATIENCE`."""
-        deadline = time.monotonic() + PATIENCE
-        while time.monotonic() < deadline:
-            if not self.running or self.serial != serial:
-                return True
-            time.sleep(0.005)
-        return False
-
-    def loop(self) -> None:
+    def serve(self) -> None:
         while True:
-            self.say(Activity.IDLE)
-            frame = self.todo.get()
-            if frame is None:
+            self._observer.rest(Activity.IDLE)
+            header, payload = self._waiting.get()
+            if header["op"] == "end":
+                self._program.close()
                 return
-            self.one(*frame)
+            if Guard.current is not None:
+                Guard.current.release(collect=False)
+            self._observer.rest(Activity.CELL)
+            self._send(*self._answer(header, payload))
 
-    def on_sigint(self, *_: object) -> None:
-        """An interrupt ends the cell that runs; between two cells it must not cost the next one its answer."""
-        if self.running:
-            raise KeyboardInterrupt
-
-    def say(self, activity: Activity) -> None:
-        self.box.now(0, int(activity), time.monotonic() + self.offset)
-
-    def one(self, header: dict[str, Any], payload: bytes) -> None:
+    def _answer(self, header: Header, payload: bytes) -> Frame:
         start = time.monotonic()
-        self.serial += 1
-        self.was_interrupted = False
-        answer: dict[str, Any] = {"op": "cell", "cell_id": header["cell_id"], "ok": True}
+        answer: Header = {"op": "cell", "cell_id": header["cell_id"], "ok": True, "data": {}}
         result = b""
         try:
-            self.running = True
-            try:
-                self.say(Activity.CELL)
-                if header["op"] == "execute":
-                    answer["data"] = self.execute(header["source"], header["cell_id"])
-                elif header["op"] == "push":
-                    self.space[header["name"]] = _loads(payload)
-                else:
-                    result = _dumps(eval(header["name"], self.space))
-            finally:
-                self.running = False
+            with self.interrupts.allowed():
+                answer["data"], result = self._run(header, payload)
         except BaseException as error:
-            answer.update(ok=False, **self.explain(error))
+            answer.update(ok=False, **explain(self._cause(error)))
+        self._flush()
         answer["seconds"] = time.monotonic() - start
-        _flush()
-        self.send(answer, result)
+        return answer, result
 
-    def execute(self, source: str, cell_id: str) -> dict[str, str]:
-        name = f"<{cell_id.replace('-', ' ')}>"
-        linecache.cache[name] = (len(source), None, source.splitlines(True), name)
-        if self.broken:
-            sys.stderr.write(
-                f"{self.broken}; destroy_process_group() and init_process_group() again before the next collective\n"
-            )
-            self.broken = ""
-        tree = ast.parse(source, name)
-        last = tree.body[-1] if tree.body else None
-        if isinstance(last, ast.Expr):
-            tree.body.pop()
-        exec(compile(tree, name, "exec", dont_inherit=True), self.space)
-        if not isinstance(last, ast.Expr):
-            return {}
-        value = eval(compile(ast.Expression(last.value), name, "eval", dont_inherit=True), self.space)
-        if value is None or source.rstrip().endswith(";"):
-            return {}
-        self.space["_"] = value
-        return bundle(value)
+    def _run(self, header: Header, payload: bytes) -> tuple[dict[str, str], bytes]:
+        match header["op"]:
+            case "execute":
+                return self._execute(header["source"], f"<{header['cell_id'].replace('-', ' ')}>"), b""
+            case "push":
+                self._program.namespace[_checked(header["name"])] = pickle.loads(payload)
+                return {}, b""
+            case "pull":
+                return {}, self._pull(header["name"])
+        raise ValueError(f"a rank does not know the request {header['op']!r}")
 
-    def explain(self, error: BaseException) -> dict[str, str]:
-        tb = error.__traceback__
-        while tb is not None and tb.tb_frame.f_code.co_filename == __file__:
-            tb = tb.tb_next
-        if self.was_interrupted and not isinstance(error, KeyboardInterrupt):
-            error = KeyboardInterrupt().with_traceback(tb)
-        text = "".join(traceback.format_exception(type(error), error, tb, chain=not self.was_interrupted))
-        return {"error": traceback.format_exception_only(type(error), error)[-1].strip(), "traceback": text}
+    def _execute(self, source: str, name: str) -> dict[str, str]:
+        if "destroy_process_group" in source:
+            self.interrupts.broken = ""
+        elif told := self.interrupts.tell():
+            sys.stderr.write(f"dtrain: {told}\n")
+        value = self._program.run(source, name)
+        return {} if value is None else bundle(value)
 
+    def _pull(self, expression: str) -> bytes:
+        value = self._program.value(expression)
+        try:
+            return _dumps(value)
+        except Exception as error:
+            raise TypeError(f"{expression!r}, a {type(value).__name__}, cannot be sent: {error}") from None
 
-def serve_cells(receive: Callable[[], Frame], send: Callable[..., None], space: dict[str, Any], box: Writer) -> None:
-    """Serve until the agent hangs up."""
-    cells = Cells(receive, send, space, box)
-    signal.signal(signal.SIGINT, cells.on_sigint)
-    threading.Thread(target=cells.watch, name="dtrain-cells", daemon=True).start()
-    cells.loop()
+    def _cause(self, error: BaseException) -> BaseException:
+        """Whatever torch raised when its sockets were shut, the reason was the interrupt."""
+        if not self.interrupts.was_freed or isinstance(error, KeyboardInterrupt):
+            return error
+        return KeyboardInterrupt().with_traceback(error.__traceback__)
 
-
-def bundle(value: Any) -> dict[str, str]:
-    """The value by MIME type, text/plain always; what is larger than 1 MB is left out."""
-    found = {"text/plain": repr(value)}
-    with contextlib.suppress(Exception):
-        made = value._repr_mimebundle_()
-        found.update({k: v for k, v in (made[0] if isinstance(made, tuple) else made).items() if isinstance(v, str)})
-    for method, mime in RICH.items():
-        with contextlib.suppress(Exception):
-            data = getattr(value, method)()
-            if data is not None:
-                found[mime] = base64.b64encode(data).decode() if isinstance(data, bytes) else data
-    found["text/plain"] = found["text/plain"][:MOST]
-    return {mime: text for mime, text in found.items() if len(text) <= MOST}
+    def _flush(self) -> None:
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(Exception):  # it may be of the user's own making
+                stream.flush()
+        self._flush_c(None)
 
 
-def _connections() -> dict[tuple[int, int], int]:
-    """Port of the peer by (descriptor, inode), of every TCP connection of this process. Listeners are none."""
-    found = {}
-    for entry in Path("/proc/self/fd").iterdir():
-        with contextlib.suppress(OSError, ValueError):
-            fd = int(entry.name)
-            inode = os.fstat(fd)
-            if stat.S_ISSOCK(inode.st_mode):
-                with socket.socket(fileno=os.dup(fd)) as near:
-                    if near.family in (socket.AF_INET, socket.AF_INET6):
-                        found[fd, inode.st_ino] = int(near.getpeername()[1])
-    return found
-
-
-def _store_port() -> int:
-    return int(os.environ.get("MASTER_PORT", "0"))
-
-
-def _shut(wanted: Callable[[int], bool], spared: Collection[tuple[int, int]]) -> int:
-    """End connections whose peer's port is wanted: a collective over them raises at once.
-
-    `abort` and `destroy_process_group` would let a hung gloo collective wait for its timeout. Only connections: gloo
-    aborts the process when its listener is shut.
-    """
-    count = 0
-    for (fd, inode), port in _connections().items():
-        if (fd, inode) not in spared and wanted(port):
-            with contextlib.suppress(OSError), socket.socket(fileno=os.dup(fd)) as near:
-                near.shutdown(socket.SHUT_RDWR)
-                count += 1
-    return count
-
-
-def _loads(data: bytes) -> Any:
-    import cloudpickle
-
-    return cloudpickle.loads(data)
+def _checked(name: str) -> str:
+    if not name.isidentifier():
+        raise ValueError(f"{name!r} is not a name that a value could have")
+    return name
 
 
 def _dumps(value: Any) -> bytes:
-    import cloudpickle
-
+    try:
+        import cloudpickle
+    except ModuleNotFoundError:  # another interpreter's: what it can do without
+        return pickle.dumps(value)
     data: bytes = cloudpickle.dumps(value)
     return data
-
-
-def _flush() -> None:
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(Exception):
-            stream.flush()
-    ctypes.CDLL(None).fflush(None)

@@ -1,44 +1,53 @@
-"""Makes a second process group in one process safe: cell after cell may init, wrap in DDP, train and destroy.
+"""Keeps init → DDP → train → destroy_process_group working, time after time, in one process.
 
-Two traps of torch 2.13 on gloo:
-
-- The last reference to a destroyed group is often the DDP object's reducer. When that is freed, the group's destructor
-  joins its threads while it holds the GIL, and one of those threads waits for the GIL: deadlock. So a destroyed group
-  is retired, not released: a reference is kept until every DDP object that lived with it is gone, and is then dropped
-  through the group's own binding, which gives up the GIL. At the interpreter's end what is left is leaked on purpose.
-- A second `init_process_group` finds the first one's addresses in the store, which outlives the group, under the same
-  keys. So each one after the first gets a prefix of its own. Only those that succeeded are counted: an interrupted one
-  must not set this rank apart from its peers.
+On gloo in torch 2.13 the last reference to a destroyed group is often that of a DDP object's reducer. When that is
+freed, the group's destructor joins its threads while it holds the GIL, for which one of those threads waits: a
+deadlock. So a destroyed group is retired, not released: a reference is kept until every DDP object made while it was
+there is gone, then dropped through the group's own binding, which gives up the GIL. At the interpreter's end what is
+left is leaked on purpose. Besides, a group made again over an agent's store gets keys of its own (`meeting`), and the
+sockets of groups are known (`sockets`), so that a collective can be interrupted.
 """
 
 from __future__ import annotations
 
 import atexit
+import contextlib
 import ctypes
-import functools
 import gc
+import os
 import weakref
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, ClassVar, Final
+
+from workbench.training.meeting import Meeting, seconds
+from workbench.training.patching import Function, Patches
+from workbench.training.sockets import GroupSockets
+
+DEFAULT_TIMEOUT: Final = 1800.0  # s, torch's for gloo
 
 
 class Guard:
     """Groups that were destroyed, and the DDP objects that may still refer to them."""
 
+    current: ClassVar[Guard | None] = None  # of this process, while installed
+
     def __init__(self) -> None:
         self.retired: list[tuple[Any, weakref.WeakSet[Any]]] = []
         self.models: weakref.WeakSet[Any] = weakref.WeakSet()
-        self.inits = 0
+        self.sockets = GroupSockets()
+        self.patches = Patches()
+        self.always_meet = False  # also for the first group: in an interactive rank that one may have been given up
+        self._groups_made = 0
+        self._words_used: set[bytes] = set()
 
     def retire(self, groups: list[Any]) -> None:
         """Keep groups that are about to be destroyed."""
-        owners: weakref.WeakSet[Any] = weakref.WeakSet(self.models)
-        self.retired += [(group, owners) for group in groups]
+        self.retired += [(group, weakref.WeakSet(self.models)) for group in groups]
 
-    def release(self) -> None:
-        """Drop the groups that no model can refer to any more."""
-        if any(len(owners) for _, owners in self.retired):
-            gc.collect()  # a DDP object lies in cycles
+    def release(self, *, collect: bool) -> None:
+        """Drop the groups that no model refers to any more; `collect`: look for models that lie in cycles."""
+        if collect and any(len(owners) for _, owners in self.retired):
+            gc.collect()
         self.retired = [(group, owners) for group, owners in self.retired if len(owners)]
 
     def leak(self) -> None:
@@ -48,15 +57,89 @@ class Guard:
         for group in [*(group for group, _ in self.retired), *live_groups()]:
             increment(group)
 
+    def uninstall(self) -> None:
+        self.patches.undo()
+        atexit.unregister(self.leak)
+        if Guard.current is self:
+            Guard.current = None
+
+    # --- what is put around torch's functions ---
+
+    def around_init(self, plain: Function) -> Function:
+        def init_process_group(*args: Any, **kwargs: Any) -> Any:
+            self.release(collect=True)
+            _begin_names_anew()
+            with self.sockets.recording():
+                made = plain(*args, **kwargs)
+            self._groups_made += 1
+            return made
+
+        return init_process_group
+
+    def around_new_group(self, plain: Function) -> Function:
+        def new_group(*args: Any, **kwargs: Any) -> Any:
+            with self.sockets.recording():
+                return plain(*args, **kwargs)
+
+        return new_group
+
+    def around_destroy(self, plain: Function) -> Function:
+        def destroy_process_group(group: Any = None) -> Any:
+            self.retire(live_groups() if group is None else [group])
+            return plain(group)
+
+        return destroy_process_group
+
+    def around_model(self, plain: Function) -> Function:
+        def __init__(model: Any, *args: Any, **kwargs: Any) -> None:
+            self.models.add(model)
+            plain(model, *args, **kwargs)
+
+        return __init__
+
+    def around_rendezvous(self, plain: Function) -> Function:
+        def rendezvous(url: str, *args: Any, **kwargs: Any) -> Iterator[Any]:
+            for store, rank, world_size in plain(url, *args, **kwargs):
+                yield self._meet(url, store, rank, world_size, kwargs.get("timeout")), rank, world_size
+
+        return rendezvous
+
+    def _meet(self, url: str, store: Any, rank: int, world_size: int, timeout: Any) -> Any:
+        outlives_us = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" and url.startswith("env://")
+        if not outlives_us or not (self.always_meet or self._groups_made):
+            return store
+        from torch._C._distributed_c10d import PrefixStore
+
+        room = PrefixStore(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), store)
+        prefix = Meeting(room, rank, world_size).agree(self._words_used, seconds(timeout, DEFAULT_TIMEOUT))
+        return PrefixStore(f"dtrain/group/{prefix}", store)
+
 
 def install() -> Guard:
-    """Wrap what makes and destroys groups and models; once a process."""
+    """Guard this process; a second call gives the guard that is there. Needs torch."""
+    if Guard.current is not None:
+        return Guard.current
     guard = Guard()
-    _wrap_groups(guard)
-    _wrap_models(guard)
-    _wrap_rendezvous(guard)
-    atexit.register(guard.leak)
+    import torch.distributed as dist
+
+    if dist.is_available():
+        _install(guard)
+        atexit.register(guard.leak)
+        Guard.current = guard
     return guard
+
+
+def _install(guard: Guard) -> None:
+    import torch.distributed as dist
+    from torch.distributed import distributed_c10d as c10d
+    from torch.nn.parallel import DistributedDataParallel
+
+    both = (c10d, dist)
+    guard.patches.wrap(both, "init_process_group", guard.around_init)
+    guard.patches.wrap(both, "new_group", guard.around_new_group)
+    guard.patches.wrap(both, "destroy_process_group", guard.around_destroy)
+    guard.patches.wrap((DistributedDataParallel,), "__init__", guard.around_model)
+    guard.patches.wrap((c10d,), "rendezvous", guard.around_rendezvous)
 
 
 def live_groups() -> list[Any]:
@@ -66,50 +149,11 @@ def live_groups() -> list[Any]:
     return list(c10d._world.pg_map)
 
 
-def _wrap_groups(guard: Guard) -> None:
+def _begin_names_anew() -> None:
+    """An init that failed has used up the group's name, which must be the same in every rank."""
     import torch.distributed as dist
     from torch.distributed import distributed_c10d as c10d
 
-    made, destroyed = dist.init_process_group, dist.destroy_process_group
-
-    @functools.wraps(made)
-    def init_process_group(*args: Any, **kwargs: Any) -> None:
-        guard.release()
-        made(*args, **kwargs)
-        guard.inits += 1
-
-    @functools.wraps(destroyed)
-    def destroy_process_group(group: Any = None) -> None:
-        guard.retire([group] if group is not None else live_groups())
-        destroyed(group)
-
-    for module in (dist, c10d):
-        vars(module).update(init_process_group=init_process_group, destroy_process_group=destroy_process_group)
-
-
-def _wrap_models(guard: Guard) -> None:
-    from torch.nn.parallel import DistributedDataParallel
-
-    built = DistributedDataParallel.__init__
-
-    @functools.wraps(built)
-    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
-        guard.models.add(self)
-        built(self, *args, **kwargs)
-
-    DistributedDataParallel.__init__ = __init__  # type: ignore[method-assign]
-
-
-def _wrap_rendezvous(guard: Guard) -> None:
-    from torch._C._distributed_c10d import PrefixStore
-    from torch.distributed import distributed_c10d as c10d
-
-    plain = c10d.rendezvous  # type: ignore[attr-defined]
-
-    @functools.wraps(plain)
-    def rendezvous(*args: Any, **kwargs: Any) -> Iterator[Any]:
-        for store, rank, world_size in plain(*args, **kwargs):
-            fresh = PrefixStore(f"dtrain/{guard.inits}", store) if guard.inits else store
-            yield fresh, rank, world_size
-
-    c10d.rendezvous = rendezvous  # type: ignore[attr-defined]
+    if not dist.is_initialized():
+        with contextlib.suppress(AttributeError):
+            c10d._world.group_count = 0

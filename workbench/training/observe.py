@@ -82,6 +82,8 @@ class Observer:
         self.exposed = 0.0  # share of the backward in which DDP waits for its buckets
         self.step_time = 0.0  # smoothed, s
         self.collectives = 0
+        self.collective = ""  # the last one called
+        self._paused = 0.0
         self._said: dict[str, float] = {}  # reported for the step being taken
         self._last: list[float] = [0.0, 0.0, NO_LOSS]  # samples, tokens, loss of the newest record
         self._last_said: Set[str] | None = None  # fields reported of it; None once the next step has begun
@@ -162,6 +164,7 @@ class Observer:
     def begin_collective(self, name: str, numbered: bool) -> Frame | None:
         try:
             self.collectives += numbered
+            self.collective = name
             self._box.collective(self.collectives, name)
         except Exception as error:
             self.fail(error)
