@@ -75,6 +75,10 @@ class Kernel:
         elif kind == "error":
             shown.items.append((at, "error", re.sub(r"\x1b\[[\d;]*m", "", "\n".join(content["traceback"]))))
 
+    def restart(self) -> None:
+        self.manager.restart_kernel(now=True)
+        self.client.wait_for_ready(timeout=60)
+
     def close(self) -> None:
         self.client.stop_channels()
         self.manager.shutdown_kernel(now=True)
@@ -230,6 +234,25 @@ def test_no_other_cell_gets_our_output(kernel: Kernel) -> None:
     kernel.run("%%dtrain launch -n 2\nimport time\nfor k in range(20):\n    print(k, flush=True)\n    time.sleep(0.05)")
     shown = kernel.run("import time\ntime.sleep(1.5)\nprint('mine')")
     assert [content for _, _, content in shown.items] == ["mine\n"]
+
+
+def test_a_restarted_kernel_finds_its_ranks_again(ranks: Kernel, session: Session) -> None:
+    (job_id,) = session.pool_status().running
+    ranks.run("%%dtrain\nkept = r + 40")
+    ranks.restart()
+    ranks.run("%load_ext workbench")
+    assert f"attach to one with: %dtrain attach {job_id}" in ranks.run("%%dtrain\nkept").stream("stderr")
+    assert ranks.run("%dtrain status").displays[0].startswith(job_id)  # the only one that runs
+    assert ranks.run(f"%dtrain attach {job_id}").displays[0].startswith(job_id)
+    assert ranks.run("%%dtrain\nkept").displays == ["rank 0: 40\nrank 1: 41"]
+
+
+def test_a_cell_behind_one_that_hangs_says_so(ranks: Kernel) -> None:
+    ranks.run("%%dtrain\nif r == 1: raise ValueError('bad')\ntime.sleep(30)")
+    shown = ranks.run("%%dtrain\nr", interrupt_after=3.0)
+    assert "rank 0 still in an earlier cell" in shown.stream("stderr")
+    assert shown.freed < 0.3
+    assert ranks.run("%%dtrain\nr").displays == ["rank 0: 0\nrank 1: 1"]
 
 
 def test_completion_over_the_wire(kernel: Kernel) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from workbench.errors import JobError, PoolUnavailableError, UnknownJobError
+from workbench.errors import JobError, PoolUnavailableError, UnknownJobError, UsageError
 from workbench.feed import Cursor, JobSummary, PoolStatus, Update, WorkerStatus
 from workbench.spec import EntrypointKind, JobSpec
 from workbench.state import JobPhase, JobState, RankPhase, RankState
@@ -114,7 +114,8 @@ class FakeJob:
     job_id: str
     script: list[Any] = field(default_factory=list)
     error: JobError | None = None
-    pages: dict[int, list[str]] = field(default_factory=dict)
+    pages: dict[int, str] = field(default_factory=dict)
+    page: int = 10**9  # characters
     cell: list[Any] = field(default_factory=list)
     calls: list[tuple[Any, ...]] = field(default_factory=list)
     stack_texts: dict[int, str] = field(default_factory=dict)
@@ -169,12 +170,15 @@ class FakeJob:
 
     def log_page(self, rank: int, tail: int | None = None, grep: str | None = None, since: int = 0) -> Any:
         self.calls.append(("log_page", rank, tail, grep, since))
-        pages = self.pages.get(rank, [])
-        text = pages[since] if since < len(pages) else ""
-        end = min(since + 1, len(pages))
-        return SimpleNamespace(text=text, next=end, truncated=end < len(pages))
+        whole = self.pages.get(rank, "")
+        start = since if tail is None else 0
+        return SimpleNamespace(
+            text=whole[start : start + self.page], start=start, next=min(start + self.page, len(whole))
+        )
 
     def execute(self, source: str, ranks: Sequence[int] | None = None) -> FakeRun:
+        if self.phase is not JobPhase.HEALTHY:
+            raise UsageError(f"{self.job_id} is {self.phase.value}")
         self.calls.append(("execute", source, ranks))
         return FakeRun(self, tuple(ranks) if ranks is not None else (0, 1), self.cell)
 

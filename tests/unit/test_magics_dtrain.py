@@ -141,7 +141,7 @@ def test_other_errors_are_shown_shortly(shell: InteractiveShell, session: FakeSe
 
 
 def test_text_shows_as_text_and_lists_as_tables(shell: InteractiveShell, session: FakeSession) -> None:
-    session.known["cells-1"].pages = {0: ["it's"]}
+    session.known["cells-1"].pages = {0: "it's\n"}
     format_plain = shell.display_formatter.formatters["text/plain"]  # type: ignore[union-attr]
     assert format_plain(shell.run_line_magic("dtrain", "logs cells-1 -r 0")) == "it's"
     jobs = shell.run_line_magic("dtrain", "jobs")

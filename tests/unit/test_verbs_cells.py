@@ -11,7 +11,8 @@ from workbench.errors import RankFailedError, UsageError
 from workbench.spec import EntrypointKind, JobSpec
 from workbench.state import Failure, FailureKind, JobPhase
 from workbench.telemetry import RankBeat
-from workbench.verbs.cells import doing, ends_quietly, run_cell, shorten
+from workbench.verbs.answers import doing, ends_quietly, shorten
+from workbench.verbs.cells import run_cell
 from workbench.verbs.context import WaitInterrupted
 
 
@@ -190,7 +191,8 @@ def test_the_cell_waits_for_ranks_that_start_and_says_why() -> None:
 def test_an_interrupt_while_ranks_start_sends_nothing() -> None:
     session = FakeSession("cells-1")
     job, context = session.known["cells-1"], context_of(session)
-    job.script = [update(state("cells-1", JobPhase.LAUNCHING)), KeyboardInterrupt(), update(state("cells-1"))]
+    starting = update(state("cells-1", JobPhase.LAUNCHING))
+    job.script = [starting, KeyboardInterrupt(), update(state("cells-1"))]
     with pytest.raises(WaitInterrupted, match="the cell was not sent"):
         run_cell(context, job, "x", None)
     assert job.calls == []
@@ -203,3 +205,23 @@ def test_a_job_that_has_ended_is_told_with_what_to_do() -> None:
     with pytest.raises(UsageError, match=r"is FAILED: rank 1 .*start another with: %dtrain launch --interactive -n 2"):
         run_cell(context_of(session), job, "x", None)
     assert job.calls == []
+
+
+def test_ranks_that_have_not_begun_the_cell_are_named_once() -> None:
+    def beat(rank: int, activity: str, since: float) -> RankBeat:
+        return RankBeat(job_id="j", restart_count=0, rank=rank, time=0.0, step=0, activity=activity, since=since)
+
+    beats = [beat(0, "CELL", 7.0), beat(1, "IDLE", 9.0)]
+    context = cell(beats, beats, [answer(1)], [answer(0)])
+    assert context.screen.text("err") == "[rank 0 still in an earlier cell; to free: interrupt this one]\n"
+    assert cell([beat(0, "CELL", 0.1)], 2.0, [beat(0, "CELL", 2.1)], [answer(0), answer(1)]).screen.shown == []
+
+
+def test_values_of_many_ranks_are_bounded() -> None:
+    session = FakeSession("cells-1")
+    job, context = session.known["cells-1"], context_of(session)
+    job.cell = [[answer(k, str(k) * 30_000) for k in range(70)]]
+    run_cell(context, job, "x", tuple(range(70)))
+    (text,) = [bundle["text/plain"] for kind, bundle in context.screen.shown if kind == "display"]
+    assert text.endswith("… and 6 more; to fetch them: %dtrain pull")
+    assert len(text) < 64 * 20_100

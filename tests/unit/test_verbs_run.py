@@ -237,19 +237,20 @@ def test_a_terminal_gets_a_table_and_a_notebook_the_job() -> None:
 
 def test_logs_of_one_rank_are_as_printed_and_of_all_are_labelled() -> None:
     session = FakeSession(running=["run-1"])
-    session.known["run-1"].pages = {0: ["a\nb"], 1: ["c"]}
+    session.known["run-1"].pages = {0: "a\nb\n", 1: "c\n"}
     context = context_of(session)
     assert do(context, "logs -r 0 --tail 7 --grep loss").text == "a\nb"
     assert session.known["run-1"].calls == [("log_page", 0, 7, "loss", 0)]
     outcome = do(context, "logs")
     assert outcome.text == "[rank 0] a\n[rank 0] b\n[rank 1] c"
-    assert outcome.document == {"job_id": "run-1", "ranks": {"0": "a\nb", "1": "c"}}
+    assert outcome.document == {"job_id": "run-1", "ranks": {"0": "a\nb\n", "1": "c\n"}}
 
 
 def test_attach_in_a_shell_is_the_whole_output_and_then_what_comes() -> None:
     session = FakeSession(running=["run-1"])
     job = session.known["run-1"]
-    job.pages = {0: ["old 1", "\rold 1\rold 2"], 1: ["x"]}
+    job.pages = {0: "old 1\n\rold 1\rold 2\n" + "y" * 300_000 + "\n", 1: "x"}
+    job.page = 131_072
     job.script = script(JobPhase.HEALTHY, JobPhase.HEALTHY, JobPhase.SUCCEEDED, reason="well")
     context = context_of(session, shell=True)
     first = job.follow
@@ -257,20 +258,22 @@ def test_attach_in_a_shell_is_the_whole_output_and_then_what_comes() -> None:
     def follow(cursor: Cursor | None = None, timeout: float = 10.0) -> Any:
         found = first(cursor, timeout)
         if found.state.phase is JobPhase.SUCCEEDED:
-            job.pages[0].append("new")
+            job.pages[0] += "new\n"
         return found
 
     job.follow = follow  # type: ignore[method-assign]
     outcome = do(context, "attach")
     assert outcome.code == 0
-    assert context.screen.text("out") == "[rank 0] old 1\n[rank 0] old 2\n[rank 1] x\n[rank 0] new\n"
+    long = "y" * 300_000
+    shown = f"[rank 0] old 1\n[rank 0] old 2\n[rank 0] {long}\n[rank 0] new\n[rank 1] x\n"
+    assert context.screen.text("out") == shown
     assert context.screen.text("err") == "run-1 SUCCEEDED: well\n"
 
 
 def test_following_begins_with_the_tail_and_can_be_left() -> None:
     session = FakeSession(running=["run-1"])
     job = session.known["run-1"]
-    job.pages, job.script = {0: ["end of it\nhalf"]}, [*script(JobPhase.HEALTHY), KeyboardInterrupt()]
+    job.pages, job.script = {0: "end of it\nhalf"}, [*script(JobPhase.HEALTHY), KeyboardInterrupt()]
     context = context_of(session, shell=True)
     with pytest.raises(WaitInterrupted, match="left run-1; it goes on"):
         do(context, "logs -r 0 -f --tail 2")
@@ -371,7 +374,7 @@ def test_pool_status_of_a_pool_that_does_not_run(tmp_path: Path, monkeypatch: py
 
 def test_every_document_can_be_encoded() -> None:
     session = FakeSession("old-1", running=["run-1"])
-    session.known["run-1"].pages = {0: ["a"], 1: []}
+    session.known["run-1"].pages = {0: "a"}
     context = context_of(session)
     for line in ("jobs", "status", "up", "pool", "logs", "stacks", "version", "cancel", "inject kill -r 0", "pull x",
                  "interrupt -r 1", "push x=1", "launch t.py"):  # fmt: skip

@@ -6,15 +6,14 @@ raised, or somebody interrupts; it never waits for a rank that is stuck.
 
 from __future__ import annotations
 
-import io
-import tokenize
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from workbench.errors import JobError, RankFailedError, UsageError, WorkbenchError
+from workbench.errors import JobError, UsageError, WorkbenchError
 from workbench.state import JobPhase
 from workbench.telemetry import CellFinished, OutputWritten, RankBeat
+from workbench.verbs.answers import bounded, doing, ends_quietly, failure_of, show_values
 from workbench.verbs.context import Context, WaitInterrupted
 from workbench.verbs.lines import Bound, Labeller, joined, name_ranks
 
@@ -25,43 +24,40 @@ FLUSH: Final = 0.1  # s between two writes
 GRACE: Final = 0.15  # s that a first exception waits for its like from other ranks
 LAST_WORDS: Final = 0.4  # s that the answer for a rank that is gone waits for what ended it
 POLL: Final = 1.0
-TRACEBACKS: Final = 1400  # characters: all that is told of a failure stays under 2 kB
-DIFFERENT: Final = 3  # tracebacks shown when ranks failed in different ways
-ACTIVITIES: Final = {  # `blackbox.Activity` in a person's words
-    "STARTING": "starting",
-    "RUNNING": "in the cell",
-    "CELL": "in the cell",
-    "IDLE": "waiting for a cell",
-    "DATA": "waiting for data",
-    "FORWARD": "in forward",
-    "BACKWARD": "in backward",
-    "COLLECTIVE": "in a collective",
-    "OPTIMIZER": "in the optimizer",
-    "CHECKPOINT": "at a checkpoint",
-    "EXITING": "exiting",
-}
+BUSY: Final = 0.5  # s by which an activity must be older than the cell
+BETWEEN: Final = ("STARTING", "IDLE", "EXITING")  # activities that belong to no cell
 
 
 def run_cell(context: Context, job: Job, source: str, ranks: Sequence[int] | None, *, is_quiet: bool = False) -> None:
     """Run `source`, show what comes of it. Raises `RankFailedError`, or `WaitInterrupted` when interrupted."""
-    wait_until_ready(context, job)
     show = Show(context)
     asked = ranks
     try:
-        run = job.execute(source, ranks)
+        run = _send(context, job, source, ranks)
         asked = run.ranks
         failed = _follow(show, run)
+    except WaitInterrupted:
+        raise
     except KeyboardInterrupt:
         show.finish()
         raise _interrupted(show, job, asked) from None
     except JobError as error:  # a rank is gone, and its answer will not come
         show.finish()
-        raise _bounded(error) from None
+        raise bounded(error) from None
     show.finish()
     if failed:
-        raise _death(run) if _all_died(failed) and _is_known(run) else _failure(job, failed, run)
+        raise _death(run) if _all_died(failed) and _is_known(run) else failure_of(job, failed, run)
     if not is_quiet and not ends_quietly(source):
         show_values(context, list(run.answers.values()))
+
+
+def _send(context: Context, job: Job, source: str, ranks: Sequence[int] | None) -> CellRun:
+    """Send it at once; only when that is refused see whether the ranks are still being started."""
+    try:
+        return job.execute(source, ranks)
+    except UsageError:
+        wait_until_ready(context, job)
+        return job.execute(source, ranks)
 
 
 def wait_until_ready(context: Context, job: Job) -> None:
@@ -95,6 +91,7 @@ class Show:
     waiting: list[tuple[bool, str]] = field(default_factory=list)
     flushed: float = float("-inf")
     dropped: int = 0
+    told_busy: bool = False
     logs: dict[int, str] = field(default_factory=dict)
 
     def take(self, run: CellRun, news: Sequence[OutputWritten | CellFinished]) -> None:
@@ -111,6 +108,20 @@ class Show:
             self.logs = {rank.rank: rank.log_path for rank in run.last.state.ranks}
         if self.waiting and now - self.flushed >= FLUSH:
             self.flush()
+
+    def tell_busy(self, began: float, unanswered: set[int]) -> None:
+        """Say, once, which ranks have not begun this cell: what they are at has lasted longer than it."""
+        busy = [
+            rank
+            for rank, (beat, came) in self.beats.items()
+            if rank in unanswered and beat.activity not in BETWEEN and beat.since > came - began + BUSY
+        ]
+        if busy and not self.told_busy:
+            self.told_busy = True
+            where = name_ranks(busy)
+            self.context.screen.write(
+                f"[{where} still in an earlier cell; to free: interrupt this one]\n", is_error=True
+            )
 
     def flush(self) -> None:
         was_full = self.bound.is_full
@@ -146,6 +157,7 @@ def _follow(show: Show, run: CellRun) -> list[CellFinished]:
     failed: list[CellFinished] = []
     give_up, streak = float("inf"), 0
     context = show.context
+    began_at = context.clock()
     while context.clock() < give_up and not (run.is_done and not (failed and _all_died(failed))):
         began = context.clock()
         news = run.poll(min(show.patience, max(give_up - began, 0.0)))
@@ -153,6 +165,7 @@ def _follow(show: Show, run: CellRun) -> list[CellFinished]:
         if failed and give_up == float("inf"):
             give_up = context.clock() + (LAST_WORDS if _all_died(failed) else GRACE)
         show.take(run, news)
+        show.tell_busy(began_at, set(run.ranks) - set(run.answers))
         if failed and _all_died(failed) and _is_known(run):
             break
         # A rank that prints without pause has news at each request: ask less often the longer that lasts.
@@ -162,44 +175,7 @@ def _follow(show: Show, run: CellRun) -> list[CellFinished]:
     return failed
 
 
-# --- how it ended -----------------------------------------------------------------------------------------------------
-
-
-def show_values(context: Context, answers: Sequence[CellFinished]) -> None:
-    """The last expression's value by rank; equal ones once. Text goes together, rich values one after another."""
-    groups: list[tuple[dict[str, str], list[int]]] = []
-    for answer in sorted(answers, key=lambda a: a.rank):
-        if answer.data:
-            same = next((ranks for data, ranks in groups if data == answer.data), None)
-            if same is None:
-                groups.append((answer.data, [answer.rank]))
-            else:
-                same.append(answer.rank)
-    plain = [value_text(data, ranks) for data, ranks in groups if set(data) == {"text/plain"}]
-    if plain:
-        context.screen.display({"text/plain": "\n".join(plain)})
-    for data, ranks in groups:
-        if set(data) != {"text/plain"}:
-            context.screen.display({"text/plain": f"{name_ranks(ranks)}:"})
-            context.screen.display(data)
-
-
-def value_text(data: dict[str, str], ranks: Sequence[int]) -> str:
-    text = data["text/plain"]
-    return f"{name_ranks(tuple(ranks))}:{chr(10) if chr(10) in text else ' '}{text}"
-
-
-def ends_quietly(source: str) -> bool:
-    """Whether the cell ends in `;`, comments and blank lines apart."""
-    last = ""
-    skipped = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.ENDMARKER, tokenize.INDENT, tokenize.DEDENT)
-    try:
-        for token in tokenize.generate_tokens(io.StringIO(source).readline):
-            if token.type not in skipped:
-                last = token.string
-    except (tokenize.TokenError, SyntaxError):
-        return False
-    return last == ";"
+# --- how it ended ---------------------------------------------------------------------------------------------------
 
 
 def _all_died(failed: Sequence[CellFinished]) -> bool:
@@ -216,54 +192,7 @@ def _death(run: CellRun) -> JobError:
     from workbench.session import error_of
 
     assert run.last is not None
-    return _bounded(error_of(run.last.state))
-
-
-def _failure(job: Job, failed: Sequence[CellFinished], run: CellRun) -> RankFailedError:
-    """One error for all: each different traceback once, under the ranks that raised it."""
-    groups: list[tuple[CellFinished, list[int]]] = []
-    for answer in failed:
-        same = next((ranks for known, ranks in groups if _same(known, answer)), None)
-        if same is None:
-            groups.append((answer, [answer.rank]))
-        else:
-            same.append(answer.rank)
-    shown = groups[:DIFFERENT]
-    room = TRACEBACKS // len(shown)
-    parts = [f"{name_ranks(ranks)}:\n{shorten(answer.traceback or answer.error, room)}" for answer, ranks in shown]
-    if len(groups) > DIFFERENT:
-        parts.append(f"… and {len(groups) - DIFFERENT} more ranks that failed in other ways")
-    if unanswered := set(run.ranks) - set(run.answers):
-        where = name_ranks(tuple(unanswered))
-        parts.append(f"{where} still in the cell; to free: %dtrain interrupt")
-    first, ranks = groups[0]
-    return RankFailedError(
-        f"{name_ranks(ranks)} of {job.job_id}: {shorten(first.error, 300)}",
-        job_id=job.job_id,
-        rank=ranks[0],
-        traceback="\n".join(parts),
-    )
-
-
-def _same(one: CellFinished, other: CellFinished) -> bool:
-    return (one.error, one.traceback) == (other.error, other.traceback)
-
-
-def _bounded(error: JobError) -> JobError:
-    if isinstance(error, RankFailedError):
-        error.traceback = shorten(error.traceback, TRACEBACKS)
-    return error
-
-
-def shorten(text: str, room: int) -> str:
-    """Its beginning and, more of it, its end, by whole lines where that is possible."""
-    text = text.rstrip("\n")
-    if len(text) <= room:
-        return text
-    head, tail = text[: room // 4], text[-(room - room // 4 - 20) :]
-    head = head[: head.rfind("\n")] if "\n" in head else head
-    tail = tail[tail.find("\n") + 1 :] if "\n" in tail[:-1] else tail
-    return f"{head}\n  …\n{tail}"
+    return bounded(error_of(run.last.state))
 
 
 def _interrupted(show: Show, job: Job, ranks: Sequence[int] | None) -> WaitInterrupted:
@@ -277,11 +206,3 @@ def _interrupted(show: Show, job: Job, ranks: Sequence[int] | None) -> WaitInter
     now, known = show.context.clock(), [(rank, *show.beats[rank]) for rank in wanted if rank in show.beats]
     lines += [f"  rank {rank} was {doing(beat, now - came)}" for rank, beat, came in known[:16]]
     return WaitInterrupted("\n".join(lines))
-
-
-def doing(beat: RankBeat, age: float = 0.0) -> str:
-    """`in all_reduce for 3.1 s, step 40`; `age` s have passed since the rank said so."""
-    what = ACTIVITIES.get(beat.activity, beat.activity.lower())
-    if beat.activity == "COLLECTIVE" and beat.collective:
-        what = f"in {beat.collective}"
-    return f"{what} for {beat.since + age:.1f} s" + (f", step {beat.step}" if beat.step else "")

@@ -12,16 +12,16 @@ from workbench.errors import UsageError
 from workbench.state import JobPhase
 from workbench.verbs.context import Context, WaitInterrupted
 from workbench.verbs.declare import Arguments, Outcome
-from workbench.verbs.lines import visible
+from workbench.verbs.lines import Labeller, joined, visible
 from workbench.verbs.shown import Text
 
 if TYPE_CHECKING:
-    from workbench.agent.logs import LogPage
     from workbench.feed import Update
     from workbench.session import Job
 
 PAUSE: Final = 0.1  # s between two looks at the logs while output comes
 POLL: Final = 1.0
+PAGE: Final = 2**17  # a page of at least that many bytes may have more behind it
 DEFAULT_TAIL: Final = 50
 
 
@@ -35,7 +35,7 @@ def logs(context: Context, args: Arguments) -> Outcome:
         stream(context, job, ranks, tail=DEFAULT_TAIL if args.tail is None else args.tail, grep=args.grep)
         return Outcome()
     pages = {rank: job.log_page(rank, tail=_tail(args), grep=args.grep).text for rank in ranks}
-    text = "\n".join(pages.values()) if len(pages) == 1 else "".join(_labelled(pages.items()))
+    text = "".join(pages.values()) if len(pages) == 1 else "".join(_labelled(pages.items()))
     document = {"job_id": job.job_id, "ranks": {str(rank): page for rank, page in pages.items()}}
     return Outcome(value=Text(text.rstrip("\n")), text=text.rstrip("\n"), document=document)
 
@@ -63,32 +63,46 @@ def stream(context: Context, job: Job, ranks: Sequence[int] | None, *, tail: int
             context.sleep(PAUSE)
             update = job.follow(update.cursor, timeout=POLL)
             reader.read(_existing(update, ranks))
+        reader.finish()
     except KeyboardInterrupt:
+        reader.finish()
         raise WaitInterrupted(f"left {job.job_id}; it goes on") from None
     return update
 
 
 class Reader:
-    """How far each rank's log has been read. A page is whole lines, so that each can be labelled as it comes."""
+    """How far each rank's log has been read."""
 
     def __init__(self, context: Context, job: Job, grep: str | None) -> None:
         self.context, self.job, self.grep = context, job, grep
         self.read_to: dict[int, int] = {}
+        self.labeller = Labeller()
 
     def read(self, ranks: Iterable[int], tail: int | None = None) -> None:
         """Write what the logs have more of. `tail` holds for a rank that is read for the first time."""
+        self._write(self.labeller.overdue(self.context.clock()))
         for rank in ranks:
             first = tail if rank not in self.read_to else None
-            page = self._show(rank, first)
-            while page.truncated and first is None:
-                page = self._show(rank, None)
+            while self._read_page(rank, first) >= PAGE and first is None:
+                pass
 
-    def _show(self, rank: int, tail: int | None) -> LogPage:
-        page = self.job.log_page(rank, tail=tail, grep=self.grep, since=self.read_to.get(rank, 0))
+    def _read_page(self, rank: int, tail: int | None) -> int:
+        """Write a page; how far it went."""
+        since = self.read_to.get(rank, 0)
+        page = self.job.log_page(rank, tail=tail, grep=self.grep, since=since)
+        if tail is None and page.start > since:
+            gone = f"[rank {rank}: {page.start - since:,} bytes were given up, by the limit on its log]\n"
+            self.context.screen.write(gone, is_error=True)
         self.read_to[rank] = page.next
-        if page.text:
-            self.context.screen.write("".join(_labelled([(rank, page.text)])))
-        return page
+        self._write(self.labeller.add(rank, page.text, self.context.clock()))
+        return page.next - since
+
+    def finish(self) -> None:
+        self._write(self.labeller.overdue(self.context.clock(), patience=0.0))
+
+    def _write(self, lines: list[tuple[bool, str]]) -> None:
+        for _, text in joined(lines):
+            self.context.screen.write(text)
 
 
 def _existing(update: Update, ranks: Sequence[int] | None) -> Sequence[int]:
@@ -106,4 +120,5 @@ def _ranks(job: Job, asked: Sequence[int] | None) -> Sequence[int]:
 
 def _labelled(pages: Iterable[tuple[int, str]]) -> list[str]:
     """A progress bar's line is its last state; other control characters are the log's own business."""
-    return [f"[rank {rank}] {visible(line)}\n" for rank, page in pages for line in page.removesuffix("\n").split("\n")]
+    split = [(rank, page.removesuffix("\n").split("\n")) for rank, page in pages if page]
+    return [f"[rank {rank}] {visible(line)}\n" for rank, lines in split for line in lines]
