@@ -46,7 +46,7 @@ def serve(rank: int, world_size: int, port: int, control: Connection, box_path: 
     from workbench.training.cells import serve_cells
 
     set_contract(rank, world_size, port)
-    with open(box_path, "r+b") as file:
+    with Path(box_path).open("r+b") as file:
         box = blackbox.Writer(mmap.mmap(file.fileno(), blackbox.SIZE))
     guard.install()
     observe.install(box, offset=time.time() - time.monotonic())
@@ -159,13 +159,15 @@ def run_in_ranks(target: Callable[[int], Any], world_size: int = 2, timeout: flo
             pairs.append(near)
             processes.append(process)
         try:
-            return [_result(near, timeout) for near in pairs]
+            results = [_result(near, timeout) for near in pairs]
+            for process in processes:
+                process.join(10)
+            assert [process.exitcode for process in processes] == [0] * world_size, "a rank did not end"
+            return results
         finally:
             for process in processes:
+                process.kill()
                 process.join(5)
-                if process.is_alive():
-                    process.kill()
-                    process.join(5)
 
 
 def _result(near: Connection, timeout: float) -> Any:

@@ -24,6 +24,7 @@ from workbench.training.patching import Function, Patches
 from workbench.training.sockets import GroupSockets
 
 DEFAULT_TIMEOUT: Final = 1800.0  # s, torch's for gloo
+MOST_RETIRED: Final = 4  # groups kept for models that may be garbage; looking takes 0.1 s and more
 
 
 class Guard:
@@ -45,8 +46,8 @@ class Guard:
         self.retired += [(group, weakref.WeakSet(self.models)) for group in groups]
 
     def release(self, *, collect: bool) -> None:
-        """Drop the groups that no model refers to any more; `collect`: look for models that lie in cycles."""
-        if collect and any(len(owners) for _, owners in self.retired):
+        """Drop the groups that no model refers to any more; `collect`: look for models that are garbage."""
+        if collect and sum(bool(owners) for _, owners in self.retired) >= MOST_RETIRED:
             gc.collect()
         self.retired = [(group, owners) for group, owners in self.retired if len(owners)]
 
