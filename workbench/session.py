@@ -381,8 +381,7 @@ class CellRun:
             if answer.cell_id == self.cell_id:
                 self.answers[answer.rank] = answer
                 news.append(answer)
-        if not news:
-            self._check(update.state)
+        self._check(update.state)
         return news
 
     @property
@@ -402,8 +401,11 @@ class CellRun:
         return self.answers
 
     def _check(self, state: JobState) -> None:
+        """How a rank ended says more than that it did not answer."""
         gone = {rank.rank for rank in state.ranks if rank.phase.has_exited}
-        if state.phase.is_terminal or (gone & set(self.ranks)) - set(self.answers):
+        if any(rank not in self.answers or not self.answers[rank].ok for rank in gone.intersection(self.ranks)):
+            raise error_of(state)
+        if state.phase.is_terminal and not self.is_done:
             raise error_of(state)
 
 

@@ -42,7 +42,7 @@ def session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Session
 
 def _launch(session: Session) -> tuple[Job, list[int]]:
     job = session.launch(source=TRAIN, nproc_per_node=2)
-    _until(lambda: job.view().step > 5, "steps")
+    _until(lambda: job.view().step > 5 and job.history(width=1.0), "steps on record")
     return job, [rank.pid for rank in job.ranks]
 
 
@@ -71,6 +71,7 @@ time.sleep(60)
         client.kill()
     step = job.view().step
     _until(lambda: job.view().step > step + 20, "steps after the client's death")
+    _until(lambda: job.history(width=1.0), "closed second")
     history = job.history(width=1.0)
     assert min(bucket.last_step - bucket.steps for bucket in history) == 0, "the history is whole from the first step"
     job.cancel(force=True)
@@ -92,7 +93,7 @@ def test_a_killed_scheduler_takes_the_ranks_along_and_the_record_tells(session: 
         assert again.was_started
         known = again.attach(job.job_id)
         assert known.phase is JobPhase.FAILED
-        assert "the pool's scheduler went away" in known.reason
+        assert "the pool's scheduler went away at step " in known.reason
         assert known.view().step > 5
         assert f"pid {pids[0]}" in known.logs(rank=0)
         assert again.launch(source="print(1)", nproc_per_node=2).wait(30) is JobPhase.SUCCEEDED

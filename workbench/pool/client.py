@@ -56,8 +56,9 @@ class PoolClient:
         """Join a cluster that the user runs: an address, a scheduler file, or a `Client`; our plugins go there."""
         client = _dial(target, timeout) if isinstance(target, str) else target
         try:
-            client.register_plugin(AgentPlugin(str(jobs_dir)))
+            # In this order: a scheduler drops a worker that says what it has no handler for.
             client.register_plugin(RunnerPlugin(make_service), name=RUNNER_PLUGIN)
+            client.register_plugin(AgentPlugin(str(jobs_dir)))
             return cls(client.scheduler.address, client.security, is_local=False)
         finally:
             if client is not target:

@@ -183,7 +183,8 @@ class LiveJob:
         """The job's line in the list; throughput of the last seconds while it runs, of the whole run afterwards."""
         state = self.state
         ended = state.ended_at is not None
-        totals = self.file.totals(since=0.0 if ended else now - WINDOW)
+        is_new = not self._beats  # nothing came in since the record was opened
+        totals = self.file.totals(since=0.0 if ended or is_new else now - WINDOW)
         steps = [beat.step for _, beat in self._beats.values()] + [total.last_step for total in totals]
         return JobSummary(
             job_id=self.job_id,

@@ -240,7 +240,8 @@ class Runner:
                 logger.exception("job %s cannot be read", summary.job_id)
                 continue
             self._jobs[job.job_id] = job
-            at = f" at step {summary.step}" if summary.step else ""
+            step = job.summary(self._link.now()).step
+            at = f" at step {step}" if step else ""
             reason = f"the pool's scheduler went away{at}; the ranks ended with it"
             self._feed(job.job_id, PoolLost(time=self._link.now(), reason=reason))
 
