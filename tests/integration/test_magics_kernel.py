@@ -249,6 +249,7 @@ def test_a_restarted_kernel_finds_its_ranks_again(ranks: Kernel, session: Sessio
 
 def test_a_cell_behind_one_that_hangs_says_so(ranks: Kernel) -> None:
     ranks.run("%%dtrain\nif r == 1: raise ValueError('bad')\ntime.sleep(30)")
+    ranks.run("import time; time.sleep(0.5)")
     shown = ranks.run("%%dtrain\nr", interrupt_after=3.0)
     assert "rank 0 still in an earlier cell" in shown.stream("stderr")
     assert shown.freed < 0.3

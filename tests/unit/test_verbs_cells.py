@@ -84,10 +84,10 @@ def test_asking_is_slowed_down_while_a_rank_prints_without_pause() -> None:
 
 
 def test_much_output_is_bounded_and_says_where_it_is() -> None:
-    block = [output(0, "".join(f"{k:08} {'x' * 90}\n" for k in range(n, n + 500))) for n in range(0, 50_000, 500)]
+    block = [output(0, "".join(f"{k:08} {'x' * 90}\n" for k in range(n, n + 500))) for n in range(0, 5_000, 500)]
     context = cell(*([chunk] for chunk in block), [answer(0), answer(1)])
     assert len(context.screen.text("out")) < 260_000
-    assert "00049999" in context.screen.text("out")
+    assert "00004999" in context.screen.text("out")
     assert "characters are not shown; whole: /logs/rank0.log" in context.screen.text("err")
 
 

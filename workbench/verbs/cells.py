@@ -24,7 +24,7 @@ FLUSH: Final = 0.1  # s between two writes
 GRACE: Final = 0.15  # s that a first exception waits for its like from other ranks
 LAST_WORDS: Final = 0.4  # s that the answer for a rank that is gone waits for what ended it
 POLL: Final = 1.0
-BUSY: Final = 0.5  # s by which an activity must be older than the cell
+BUSY: Final = 0.1  # s by which an activity must be older than the cell
 BETWEEN: Final = ("STARTING", "IDLE", "EXITING")  # activities that belong to no cell
 
 
