@@ -228,11 +228,12 @@ def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AgentHost]:
 @contextmanager
 def agent_host(folder: Path, **options: Any) -> Iterator[AgentHost]:
     """An agent for a `with`; whatever a test did, no process of it is left."""
-    made = AgentHost(folder, **options)
+    made, zygotes = AgentHost(folder, **options), ()
     try:
         yield made
     finally:
-        zygotes = made.agent.zygote_pids()
+        with suppress(RuntimeError):  # the test has stopped it
+            zygotes = made.agent.zygote_pids()
         started = [news.pid for told in made.news.values() for news in told if isinstance(news, RankStarted)]
         made.agent.stop()
         await_gone([*zygotes, *started], 2.0)
@@ -240,5 +241,3 @@ def agent_host(folder: Path, **options: Any) -> Iterator[AgentHost]:
 
 def kill(pid: int) -> None:
     os.kill(pid, signal.SIGKILL)
-
-

@@ -237,9 +237,7 @@ def test_a_folder_with_a_main_runs(host: AgentHost) -> None:
 
 def test_a_cell_is_a_program_with_its_source_in_the_traceback(host: AgentHost) -> None:
     source = "import sys\nprint(__name__, sys.argv[1:])\ndef f():\n    raise ValueError('in a cell')\nf()\n"
-    spec = JobSpec(
-        kind=EntrypointKind.SOURCE, entrypoint="train", source=source, args=("a",), cwd=str(host.folder)
-    )
+    spec = JobSpec(kind=EntrypointKind.SOURCE, entrypoint="train", source=source, args=("a",), cwd=str(host.folder))
     job = host.run(spec)
     assert "__main__ ['a']" in host.log(job)
     assert (

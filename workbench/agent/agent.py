@@ -77,7 +77,8 @@ class Agent:
         """Kill everything that was started, and end the thread. Does nothing the second time."""
         if not self._thread.is_alive():
             return
-        self._loop.post(self._shut_down)
+        deadline = self._loop.now() + timeout / 2
+        self._loop.post(lambda: self._shut_down(deadline))
         self._thread.join(timeout)
 
     def submit(self, command: AgentCommand) -> None:
@@ -102,6 +103,9 @@ class Agent:
         return self._ask(self._zygotes.pids)
 
     def _ask(self, question: Callable[[], T]) -> T:
+        """Have the loop's thread answer; raises `RuntimeError` when it has ended, `TimeoutError` when it is stuck."""
+        if not self._thread.is_alive():
+            raise RuntimeError("the agent has been stopped")
         future: Future[T] = Future()
         self._loop.post(lambda: future.set_result(question()))
         return future.result(ASK)
@@ -116,8 +120,12 @@ class Agent:
         devices = find_devices() if self._gpus else NoDevices()
         self._jobs.on_rank = Watch(self._loop, self._jobs.ranks, self._gpus, devices).begin
 
-    def _shut_down(self) -> None:
+    def _shut_down(self, deadline: float) -> None:
+        """Kill, see them gone, and only then let their zygotes go."""
         self._jobs.kill_all()
+        if not self._jobs.is_idle and self._loop.now() < deadline:
+            self._loop.call_at(self._loop.now() + 0.01, lambda: self._shut_down(deadline))
+            return
         self._zygotes.end_all()
         self._loop.stop()
 

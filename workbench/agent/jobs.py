@@ -25,6 +25,7 @@ from workbench.spec import EntrypointKind
 from workbench.state import Placement
 from workbench.telemetry import Report
 
+RETRY: Final = 0.01  # s between two looks whether an earlier store of ours has left its port
 FAULTS: Final = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "continue": signal.SIGCONT}
 Generation = tuple[str, int]
 
@@ -45,7 +46,8 @@ class Jobs:
         self._worker, self.emit = worker, emit
         self.ranks: dict[tuple[str, int], RankProcess] = {}
         self._stores: dict[Generation, StoreProcess] = {}
-        self._keepers: dict[RankProcess, Keeper] = {}
+        self._dying: set[StoreProcess] = set()  # killed, and not yet gone: each still has its port
+        self._keepers: dict[RankProcess | StoreProcess, Keeper] = {}
         self.on_rank: Callable[[], None] = lambda: None  # there is one more
 
     # --- stores ---
@@ -53,6 +55,10 @@ class Jobs:
     def start_store(self, command: StartStore) -> None:
         """Listen at once, so that a port in use is told at once; serve when a zygote can."""
         generation = (command.job_id, command.restart_count)
+        self._kill_store(generation)
+        if any(store.port == command.port for store in self._dying):
+            self._loop.call_at(self._loop.now() + RETRY, lambda: self.start_store(command))
+            return
         try:
             listener = listen(command.host, command.port)
             keeper = self._zygotes.get(self._zygotes.default)
@@ -60,6 +66,8 @@ class Jobs:
             self._fail(command.job_id, command.restart_count, _no_store(command, error))
             return
         store = self._stores[generation] = StoreProcess(listener, partial(self._on_store_failure, generation))
+        store.on_gone = partial(self._on_store_gone, store)
+        self._keepers[store] = keeper
         started = StoreStarted(
             time=self._loop.wall(), restart_count=command.restart_count, host=command.host, port=store.port
         )
@@ -73,6 +81,14 @@ class Jobs:
     def _kill_store(self, generation: Generation) -> None:
         if store := self._stores.pop(generation, None):
             store.kill()
+            if self._keepers[store].forget(store):
+                self._on_store_gone(store)
+            else:
+                self._dying.add(store)
+
+    def _on_store_gone(self, store: StoreProcess) -> None:
+        self._dying.discard(store)
+        self._keepers.pop(store, None)
 
     # --- ranks ---
 
@@ -155,6 +171,11 @@ class Jobs:
             process.kill_group()
         for generation in tuple(self._stores):
             self._kill_store(generation)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no process of any job is left."""
+        return not self.ranks and not self._stores and not self._dying
 
     def pids(self, job_id: str) -> dict[int, int]:
         """Process ids of a job's running ranks here, by rank."""

@@ -38,6 +38,8 @@ class StoreProcess:
         self.pid = 0
         self.host, self.port = listener.getsockname()[:2]
         self.is_over = False
+        self.is_gone = False
+        self.on_gone: Callable[[], None] = lambda: None  # its port is free again
 
     def request(self) -> tuple[Header, tuple[int, ...]]:
         self._lifeline, theirs = socket.socketpair()
@@ -64,7 +66,7 @@ class StoreProcess:
                 signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
 
     def _end(self, reason: str) -> None:
-        was_wanted, self.is_over = not self.is_over, True
+        was_wanted, self.is_over, self.is_gone = not self.is_over, True, True
         self._listener.close()
         if self._lifeline is not None:
             self._lifeline.close()
@@ -73,3 +75,4 @@ class StoreProcess:
             self._pidfd = -1
         if was_wanted:
             self._on_failure(reason)
+        self.on_gone()
