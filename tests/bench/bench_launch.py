@@ -19,9 +19,9 @@ PROGRAM = Path(__file__).parent / "programs" / "first_step.py"
 ROUNDS = int(os.environ.get("BENCH_ROUNDS", "5"))
 
 
-def ours(session: object, stamp: Path) -> float:
+def ours(session: object, stamp: Path, program: Path = PROGRAM) -> float:
     start = time.time()
-    job = session.launch(PROGRAM, args=[stamp], nproc_per_node=2)  # type: ignore[attr-defined]
+    job = session.launch(program, args=[stamp], nproc_per_node=2)  # type: ignore[attr-defined]
     seconds = _await(stamp) - start
     job.wait(30)
     return seconds
@@ -85,6 +85,9 @@ def main() -> list[tuple[str, str, str]]:
             ours(session, Path(folder) / "warm")  # the zygote is warm once it has served
             for number in range(ROUNDS):
                 seconds["ours"].append(ours(session, Path(folder) / f"ours{number}"))
+                edited = Path(folder) / "edited.py"
+                edited.write_text(PROGRAM.read_text() + f"# edit {number}\n")
+                seconds["edited"].append(ours(session, Path(folder) / f"edited{number}", edited))
                 seconds["torchrun"].append(torchrun(Path(folder) / f"torchrun{number}"))
                 seconds["fork"].append(bare_fork(Path(folder) / f"fork{number}"))
         finally:
@@ -94,6 +97,7 @@ def main() -> list[tuple[str, str, str]]:
     spread = {name: f"{min(v):.3f}–{max(v):.3f}" for name, v in seconds.items() if v}
     return [
         ("launch → first step, warm pool", f"{middle['ours']:.3f} s ({spread['ours']})", ""),
+        ("the same, after an edit of the script", f"{middle['edited']:.3f} s ({spread['edited']})", "the same"),
         ("the same, torchrun", f"{middle['torchrun']:.3f} s ({spread['torchrun']})", ""),
         ("the same, bare fork and init", f"{middle['fork']:.3f} s ({spread['fork']})", ""),
         ("torchrun / warm pool", f"{middle['torchrun'] / middle['ours']:.1f}×", "≥ 30×"),

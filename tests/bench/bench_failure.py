@@ -1,0 +1,72 @@
+"""How long until a waiting client is told that a rank died, with rank, cause and log path, and in how many bytes."""
+
+from __future__ import annotations
+
+import os
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+ROUNDS = int(os.environ.get("BENCH_ROUNDS", "10"))
+WAITING = """
+import os, time, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+while True:
+    dist.all_reduce(torch.ones(1))
+    time.sleep(0.01)
+"""
+RAISING = """
+import os, time, pathlib
+time.sleep(0.2)
+if os.environ["RANK"] == "1":
+    pathlib.Path(os.environ["STAMP"]).write_text(repr(time.time()))
+    raise ValueError("bad batch")
+time.sleep(60)
+"""
+
+
+def main() -> list[tuple[str, str, str]]:
+    """Rows of (what, measured, bar)."""
+    from workbench.session import Session, stop_pool
+    from workbench.state import JobPhase
+
+    killed, raised, sizes = [], [], []
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["DTRAIN_HOME"] = f"{folder}/home"
+        session = Session(slots=2)
+        try:
+            for number in range(ROUNDS):
+                job = session.launch(source=WAITING, nproc_per_node=2)
+                while job.phase is not JobPhase.HEALTHY:
+                    time.sleep(0.02)
+                time.sleep(0.5)
+                start = time.perf_counter()
+                job.inject("kill", rank=1)
+                error = job.exception(30)
+                killed.append(time.perf_counter() - start)
+                assert "rank 1 killed by SIGKILL" in str(error)
+                assert str(job.log_path(1)) in str(error)
+                sizes.append(len("\n".join(error._render_traceback_()).encode()))
+                stamp = f"{folder}/stamp{number}"
+                job = session.launch(source=RAISING, nproc_per_node=2, env={"STAMP": stamp})
+                error = job.exception(30)
+                raised.append(time.time() - float(Path(stamp).read_text()))
+                assert "rank 1 raised ValueError: bad batch" in str(error)
+        finally:
+            session.close()
+            stop_pool()
+    return [
+        ("SIGKILL of a rank → told, median / worst", _figures(killed), "≤ 0.5 s"),
+        ("exception in a rank → told, median / worst", _figures(raised), "≤ 0.5 s"),
+        ("what is told, largest", f"{max(sizes)} bytes", "< 2 kB"),
+    ]
+
+
+def _figures(seconds: list[float]) -> str:
+    return f"{statistics.median(seconds):.3f} / {max(seconds):.3f} s"
+
+
+if __name__ == "__main__":
+    for row in main():
+        print("  ".join(row))
