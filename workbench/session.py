@@ -192,7 +192,7 @@ class Job:
 
     @property
     def state(self) -> JobState:
-        return self.follow(Cursor(), timeout=0.0).state
+        return self.session.ask("state", self.job_id, JobState)
 
     @property
     def phase(self) -> JobPhase:
@@ -313,7 +313,9 @@ class Job:
             return self.log_page(rank, tail=tail, grep=grep).text
         count = self.state.world_size
         pages = [(k, self.log_page(k, tail=tail, grep=grep).text) for k in range(count)]
-        return "\n".join(f"[rank {k}] {line}" for k, text in pages for line in text.splitlines())
+        return "\n".join(
+            f"[rank {k}] {line}" for k, text in pages for line in text.removesuffix("\n").split("\n") if text
+        )
 
     # --- cells of an interactive job ---
 

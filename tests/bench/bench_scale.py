@@ -102,12 +102,12 @@ def main() -> list[tuple[str, str, str]]:
     """Rows of (what, measured, bar)."""
     import psutil
 
-    from workbench.pool.local import make_certificates, pool_dir, read_marks, spawn, sweep, write_mark
+    from workbench.pool.local import make_certificates, pool_dir, private_dir, read_marks, spawn, sweep, write_mark
     from workbench.session import SERVICE, Session
 
     with tempfile.TemporaryDirectory() as folder:
         os.environ["DTRAIN_HOME"] = f"{folder}/home"
-        directory = pool_dir("default")
+        directory = private_dir(pool_dir("default"))
         make_certificates(directory)
         base = [sys.executable, "-m", "workbench.pool.process", "scheduler", "--pool", "default", "--dir"]
         spawn([*base, str(directory), "--service", SERVICE], directory / "scheduler.log")

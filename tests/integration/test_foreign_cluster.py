@@ -18,7 +18,7 @@ import os, torch, torch.distributed as dist
 dist.init_process_group("gloo")
 total = torch.tensor([float(dist.get_rank())])
 dist.all_reduce(total)
-print("sum", total.item(), "of", dist.get_world_size())
+print("sum", total.item(), "of", dist.get_world_size(), "local", os.environ["LOCAL_RANK"], os.environ["LOCAL_WORLD_SIZE"])
 """
 
 
@@ -43,7 +43,7 @@ def test_join_by_client_and_by_address(cluster: LocalCluster, tmp_path: Path) ->
         assert (status.slots, len(status.workers)) == (2, 2)
         job = session.launch(source=SOURCE, nproc_per_node=2)
         assert job.wait(60) is JobPhase.SUCCEEDED
-        assert job.logs(rank=1).strip() == "sum 1.0 of 2"
+        assert job.logs(rank=1).strip() == "sum 1.0 of 2 local 1 2", "two workers of one host are one node"
     with Session(cluster.scheduler_address) as session:
         again = session.attach(job.job_id)
         assert again.phase is JobPhase.SUCCEEDED

@@ -19,7 +19,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_mark_names_one_process_and_no_other() -> None:
-    directory = local.pool_dir("p")
+    directory = local.private_dir(local.pool_dir("p"))
     mark = local.write_mark(directory, "scheduler", "tls://127.0.0.1:1")
     assert local.read_marks(directory) == {"scheduler": mark}
     assert mark.is_alive
@@ -30,7 +30,7 @@ def test_a_mark_names_one_process_and_no_other() -> None:
 
 
 def test_a_stale_pool_is_recognised_and_cleaned() -> None:
-    directory = local.pool_dir("p")
+    directory = local.private_dir(local.pool_dir("p"))
     mark = local.write_mark(directory, "scheduler", "tls://127.0.0.1:1")
     stale = msgspec.structs.replace(mark, boot="another")
     (directory / "scheduler.json").write_bytes(msgspec.json.encode(stale))
@@ -43,14 +43,14 @@ def test_a_stale_pool_is_recognised_and_cleaned() -> None:
 
 
 def test_a_torn_mark_counts_as_none() -> None:
-    directory = local.pool_dir("p")
+    directory = local.private_dir(local.pool_dir("p"))
     (directory / "scheduler.json").write_text('{"role": "sched')
     assert local.read_marks(directory) == {}
     assert local.find_pool("p") is None
 
 
 def test_directories_are_private_and_names_checked(home: Path) -> None:
-    directory = local.pool_dir("p")
+    directory = local.private_dir(local.pool_dir("p"))
     assert directory.is_relative_to(home)
     assert directory.stat().st_mode & 0o077 == 0
     for name in ("", "a/b", "../x", ".hidden"):

@@ -40,7 +40,7 @@ def find_fault(spec: JobSpec, host: Host) -> str:
 
 def rank_environ(command: StartRanks, placement: Placement, host: Host, error_file: Path) -> dict[str, str]:
     """The host's environment, the spec's, and the contract's, the later before the earlier."""
-    local = len(command.placements)
+    local = command.spec.nproc_per_node  # of this node, which may be more than one worker
     seat = Seat(
         rank=placement.rank,
         local_rank=placement.local_rank,

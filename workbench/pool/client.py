@@ -11,7 +11,9 @@ import asyncio
 import concurrent.futures
 import contextlib
 import json
+import socket
 import threading
+import weakref
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -40,6 +42,8 @@ class PoolClient:
         self._thread = threading.Thread(target=self._loop.run_forever, name="dtrain-client", daemon=True)
         self._thread.start()
         self._rpc = asyncio.run_coroutine_threadsafe(_connections(security), self._loop).result(10.0)
+        # One that is forgotten hangs up too: Dask would complain of its connections in whichever cell runs.
+        self._hang_up = weakref.finalize(self, _hang_up, self._loop, self._thread, self._rpc)
 
     @classmethod
     def connect_local(cls, name: str, mark: Mark) -> PoolClient:
@@ -92,14 +96,16 @@ class PoolClient:
 
     def close(self) -> None:
         """Hang up; a second call does nothing."""
-        if self._loop.is_closed():
-            return
-        with contextlib.suppress(Exception):
-            asyncio.run_coroutine_threadsafe(self._rpc.close(), self._loop).result(2.0)
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(2.0)
-        if not self._thread.is_alive():
-            self._loop.close()
+        self._hang_up()
+
+
+def _hang_up(loop: asyncio.AbstractEventLoop, thread: threading.Thread, rpc: ConnectionPool) -> None:
+    with contextlib.suppress(Exception):
+        asyncio.run_coroutine_threadsafe(rpc.close(), loop).result(2.0)
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join(2.0)
+    if not thread.is_alive():
+        loop.close()
 
 
 async def _connections(security: Security) -> ConnectionPool:
@@ -117,8 +123,18 @@ def _dial(target: str, timeout: float) -> Client:
     """A client for an address, or for the scheduler that a file names."""
     try:
         address = json.loads(Path(target).read_text())["address"] if Path(target).is_file() else target
+        _knock(address, timeout)
         return Client(address, timeout=timeout, set_as_default=False, name="dtrain")
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise PoolUnavailableError(
             f"nothing answers at {target}: {error}", hint="is the scheduler running, and is the address right?"
         ) from error
+
+
+def _knock(address: str, timeout: float) -> None:
+    """Raise at once where nothing listens; Dask would try again until its timeout."""
+    protocol, _, place = address.rpartition("://")
+    if protocol in ("", "tcp", "tls"):
+        host, _, port = place.rpartition(":")
+        with socket.create_connection((host.strip("[]"), int(port)), timeout=timeout):
+            pass

@@ -63,10 +63,10 @@ def boot_id() -> str:
 
 
 def pool_dir(name: str) -> Path:
-    """The private directory of the pool called `name`."""
+    """The private directory of the pool called `name`, there once the pool was started."""
     if not NAME_PATTERN.match(name):
         raise UsageError(f"{name!r} cannot be a pool name", hint="use letters, digits, '.', '_' and '-'")
-    return private_dir(pools_dir() / name)
+    return pools_dir() / name
 
 
 def write_mark(directory: Path, role: str, address: str = "", pid: int | None = None) -> Mark:
@@ -119,7 +119,7 @@ def start_pool(name: str, slots: int, service: str, preload: Sequence[str] = ())
 
     `service` is the runner as `module:function`. Raises `PoolError` with the last words of what did not start.
     """
-    directory = pool_dir(name)
+    directory = private_dir(pool_dir(name))
     with _locked(directory):
         found = read_marks(directory).get("scheduler")
         if found is not None and found.is_alive:

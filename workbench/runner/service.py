@@ -83,6 +83,7 @@ class Runner:
             "jobs": _request(rq.ListJobs, self._list_jobs),
             "ids": _request(rq.ListIds, self._list_ids),
             "resolve": _request(str, self._resolve),
+            "state": _request(str, lambda job_id: self._job(job_id).state),
             "follow": _request(rq.Follow, self._follow),
             "events": _request(str, lambda job_id: [event for _, event in self._job(job_id).file.events()]),
             "history": _request(rq.History, self._history),
