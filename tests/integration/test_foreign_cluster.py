@@ -18,7 +18,8 @@ import os, torch, torch.distributed as dist
 dist.init_process_group("gloo")
 total = torch.tensor([float(dist.get_rank())])
 dist.all_reduce(total)
-print("sum", total.item(), "of", dist.get_world_size(), "local", os.environ["LOCAL_RANK"], os.environ["LOCAL_WORLD_SIZE"])
+local = [os.environ["LOCAL_RANK"], os.environ["LOCAL_WORLD_SIZE"]]
+print("sum", total.item(), "of", dist.get_world_size(), "local", *local)
 """
 
 
@@ -54,5 +55,5 @@ def test_join_by_client_and_by_address(cluster: LocalCluster, tmp_path: Path) ->
 
 
 def test_an_address_where_nothing_listens() -> None:
-    with pytest.raises(PoolUnavailableError, match="nothing answers at tcp://127.0.0.1:9"):
+    with pytest.raises(PoolUnavailableError, match=r"nothing answers at tcp://127\.0\.0\.1:9"):
         Session("tcp://127.0.0.1:9", timeout=2.0)
