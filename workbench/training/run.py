@@ -67,10 +67,11 @@ class Run:
         backward, to the one just finished, unless that has such a figure already. Samples and tokens said several times
         before one step add up. A loss that lies on a device is read at most twice a second, as reading waits for it.
         """
+        number = None if loss is None else self._read(loss)  # also where nobody watches: an error must show there too
         observer = self._observer
         if observer is None:
             return
-        if loss is not None and (number := self._read(loss)) is not None:
+        if number is not None:
             observer.report("loss", number)
         if samples is not None:
             observer.report("samples", float(samples))
