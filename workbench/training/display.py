@@ -47,9 +47,11 @@ def _plain(value: Any) -> str:
     return text if len(text) <= LIMIT else f"{text[: LIMIT - 100]}… {len(text) - LIMIT + 100} characters left out"
 
 
-def _texts(made: dict[str, Any]) -> dict[str, str]:
+def _texts(made: dict[Any, Any]) -> dict[str, str]:
     found = {}
     for mime, data in made.items():
+        if not isinstance(mime, str):
+            continue
         if isinstance(data, bytes):
             found[mime] = base64.b64encode(data).decode()
         elif isinstance(data, str):

@@ -40,7 +40,7 @@ class Program:
         return None if is_quiet(source) else value
 
     def value(self, expression: str) -> Any:
-        return self._evaluate(_compile(ast.parse(expression.strip(), "<pull>", "eval"), "<pull>", "eval"))
+        return self._evaluate(_compile(_tree(expression.strip(), "<pull>", "eval"), "<pull>", "eval"))
 
     def close(self) -> None:
         if self._loop is not None:
@@ -66,11 +66,17 @@ def remember(name: str, source: str) -> None:
 
 def parse(source: str, name: str) -> ast.Module:
     try:
-        return ast.parse(source, name)
+        tree: ast.Module = _tree(source, name, "exec")
+        return tree
     except SyntaxError as error:
         if any(line.lstrip().startswith(("%", "!")) for line in source.splitlines()):
             error.add_note(NO_MAGICS)
         raise
+
+
+def _tree(source: str, name: str, mode: str) -> Any:
+    """As `ast.parse`, which would show as a frame of the user's syntax error."""
+    return compile(source, name, mode, flags=ast.PyCF_ONLY_AST, dont_inherit=True)
 
 
 def is_quiet(source: str) -> bool:
@@ -93,9 +99,8 @@ def explain(error: BaseException) -> dict[str, str]:
     if len(text) > MOST_TEXT:
         half = MOST_TEXT // 2
         text = f"{text[:half]}\n… {len(text) - MOST_TEXT} characters left out …\n{text[-half:]}"
-    notes = len(getattr(error, "__notes__", None) or ())
-    lines = list(whole.format_exception_only())
-    return {"error": lines[max(0, len(lines) - 1 - notes)].strip()[:2000], "traceback": text}
+    whole.__notes__ = None  # the line is the error's own
+    return {"error": list(whole.format_exception_only())[-1].strip()[:2000], "traceback": text}
 
 
 def _leave_us_out(shown: traceback.TracebackException | None, seen: set[int]) -> None:
