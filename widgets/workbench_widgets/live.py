@@ -1,0 +1,134 @@
+"""The one bridge to the browser: HTML made in Python, drawn in place, and what the reader does, sent back.
+
+`Live` shows HTML. New HTML changes only what differs, so that focus, selection, scroll positions and what a screen
+reader says stay as they are. A control in it carries `data-do` (a button) or `data-set` (an input or select); using one
+calls `on_action(name, value)`. A scroller with `data-tail` keeps to its end until the reader scrolls away.
+
+`Frame` is the page's heartbeat: the browser answers each `pulse` once it has drawn, which is how a page that is hidden
+or slow gets no more than it can take. It also says which theme the page has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import panel as pn
+import param
+
+from workbench_widgets.theme import THEMES
+
+_LIVE: Final = """
+function morph(from, to) {
+  const a = [...from.childNodes], b = [...to.childNodes];
+  const key = b.length && b[0].dataset ? b[0].dataset.key : undefined;
+  if (key !== undefined) {
+    const at = a.findIndex(n => n.dataset && n.dataset.key === key);
+    if (at > 0) a.splice(0, at).forEach(n => n.remove());
+  }
+  for (let i = 0; i < Math.max(a.length, b.length); i++) {
+    const x = a[i], y = b[i];
+    if (!x) from.append(y);
+    else if (!y) x.remove();
+    else if (x.nodeName !== y.nodeName) x.replaceWith(y);
+    else if (x.nodeType === 3) { if (x.data !== y.data) x.data = y.data; }
+    else { attributes(x, y); morph(x, y); }
+  }
+}
+function attributes(x, y) {
+  for (const {name, value} of y.attributes)
+    if (x.getAttribute(name) !== value) x.setAttribute(name, value);
+  for (const name of x.getAttributeNames())
+    if (!y.hasAttribute(name) && !(name === 'open' && x.nodeName === 'DETAILS')) x.removeAttribute(name);
+}
+const atEnd = s => s.scrollHeight - s.scrollTop - s.clientHeight < 24;
+export function render({model}) {
+  const root = document.createElement('div');
+  root.className = 'dt';
+  const tails = new WeakMap();
+  const draw = () => {
+    const made = document.createElement('template');
+    made.innerHTML = model.markup;
+    morph(root, made.content);
+    for (const s of root.querySelectorAll('[data-tail]')) {
+      if (!tails.has(s)) {
+        tails.set(s, true);
+        s.addEventListener('scroll', () => { tails.set(s, atEnd(s)); shown(s); });
+      }
+      if (tails.get(s)) s.scrollTop = s.scrollHeight;
+      shown(s);
+    }
+  };
+  const shown = s => {
+    const jump = root.querySelector('[data-tail-of="' + s.id + '"]');
+    if (jump) jump.hidden = tails.get(s);
+  };
+  const tell = (name, value) => model.send_msg({name, value});
+  root.addEventListener('click', event => {
+    const button = event.target.closest('[data-do],[data-tail-of]');
+    if (!button) return;
+    if (button.dataset.do) return tell(button.dataset.do, button.value || '');
+    const s = root.querySelector('#' + button.dataset.tailOf);
+    tails.set(s, true); s.scrollTop = s.scrollHeight; shown(s);
+  });
+  root.addEventListener('change', event => {
+    if (event.target.dataset.set && event.target.nodeName === 'SELECT')
+      tell(event.target.dataset.set, event.target.value);
+  });
+  let waits = null;
+  root.addEventListener('input', event => {
+    if (!event.target.dataset.set || event.target.nodeName === 'SELECT') return;
+    clearTimeout(waits);
+    waits = setTimeout(() => tell(event.target.dataset.set, event.target.value), 200);
+  });
+  draw();
+  model.on('markup', draw);
+  requestAnimationFrame(draw);
+  return root;
+}
+"""
+_FRAME: Final = """
+export function render({model}) {
+  const page = document.documentElement;
+  const theme = () => model.send_msg({theme: page.dataset.theme});
+  new MutationObserver(theme).observe(page, {attributes: true, attributeFilter: ['data-theme']});
+  const answer = () => requestAnimationFrame(() => { model.send_msg({}); page.dataset.live = '1'; });
+  model.on('pulse', answer);
+  answer();
+  return document.createElement('span');
+}
+"""
+
+
+class Live(pn.custom.JSComponent):
+    """See the module. `markup` must be escaped by whoever makes it."""
+
+    markup = param.String()
+    _esm = _LIVE
+
+    def __init__(self, *, on_action: Callable[[str, str], None] | None = None, **params: Any) -> None:
+        params.setdefault("sizing_mode", "stretch_width")
+        super().__init__(**params)  # type: ignore[no-untyped-call]
+        self._on_action = on_action
+
+    def _handle_msg(self, data: Any) -> None:
+        if self._on_action is not None and isinstance(data, dict):
+            self._on_action(str(data.get("name", "")), str(data.get("value", ""))[:1000])
+
+
+class Frame(pn.custom.JSComponent):
+    """See the module. `on_shown` hears that the browser has drawn, `on_theme` that the page's theme is another one."""
+
+    pulse = param.Integer(default=0)
+    _esm = _FRAME
+
+    def __init__(self, on_shown: Callable[[], None], on_theme: Callable[[str], None]) -> None:
+        super().__init__(name="frame")  # type: ignore[no-untyped-call]
+        self._on_shown, self._on_theme = on_shown, on_theme
+
+    def _handle_msg(self, data: Any) -> None:
+        theme = data.get("theme") if isinstance(data, dict) else None
+        if theme in THEMES:
+            self._on_theme(theme)
+        else:
+            self._on_shown()

@@ -1,0 +1,77 @@
+"""The page around the panels: what loads first, says that it is loading, and tells when the server is gone.
+
+Everything comes from this server by relative addresses, so that any prefix will do and no other host is asked.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from workbench_widgets.style import PAGE
+from workbench_widgets.theme import known_theme
+
+# The theme comes with the address, later from the notebook around the frame: only its own origin may say.
+_SCRIPT: Final = """
+(function(){
+var page=document.documentElement,state=document.getElementById('state');
+function say(text){if(state.textContent!==text)state.textContent=text}
+addEventListener('message',function(event){
+var theme=event.data&&event.data.dtrainTheme;
+if(event.origin===location.origin&&event.source===parent&&(theme==='dark'||theme==='light'))page.dataset.theme=theme});
+var slow=setTimeout(function(){if(!page.dataset.live)
+say('This takes longer than it should. If nothing comes, reload the page; if that does not help: %dtrain up')},10000);
+new MutationObserver(function(){if(page.dataset.live){clearTimeout(slow);say('')}})
+.observe(page,{attributes:true,attributeFilter:['data-live']});
+function back(){fetch('healthz',{credentials:'same-origin',cache:'no-store'}).then(function(answer){
+if(!answer.ok||answer.redirected)throw answer.status;location.reload()}).catch(function(){setTimeout(back,2000)})}
+function gone(){say('The live view has lost its server; below is how things stood. It comes back by itself when the \\
+server does: start it with %dtrain up.');delete page.dataset.live;setTimeout(back,1000)}
+var look=setInterval(function(){
+var doc=window.Bokeh&&Bokeh.documents&&Bokeh.documents[0];
+if(doc){clearInterval(look);doc.on_event('connection_lost',gone)}},100);
+})();
+"""
+_TEMPLATE: Final = """
+{% from macros import embed %}
+{% block inner_head %}
+<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{{ title | e }}</title><link rel="icon" href="data:,">
+<style>PAGE</style>
+{{ bokeh_css if bokeh_css }}
+{% endblock %}
+{% block inner_body %}
+<main>
+<p id="state" role="status" aria-live="polite">{{ loading | e }}</p>
+BODY
+{{ embed(roots.frame) }}
+</main>
+<script>SCRIPT</script>
+{{ bokeh_js if bokeh_js }}
+{{ plot_script }}
+{% endblock %}
+"""
+JOB_BODY: Final = """
+<div class="top"><div>{{ embed(roots.header) }}</div><div>{{ embed(roots.controls) }}</div></div>
+<section aria-label="Ranks">{{ embed(roots.ranks) }}</section>
+<div class="two">
+<section aria-label="Throughput">{{ embed(roots.throughput) }}</section>
+<section aria-label="Logs"><h2>Output of the ranks</h2>{{ embed(roots.logs) }}</section>
+</div>
+"""
+LIST_BODY: Final = '<section aria-label="Jobs">{{ embed(roots.jobs) }}</section>'
+
+
+def template(body: str) -> str:
+    """What Panel renders, around the roots that `body` names."""
+    return _TEMPLATE.replace("PAGE", PAGE).replace("BODY", body).replace("SCRIPT", _SCRIPT)
+
+
+def variables(theme: str, loading: str) -> dict[str, Any]:
+    """What the template needs to know."""
+    return {"html_attrs": f'data-theme="{known_theme(theme)}"', "loading": loading}
+
+
+def argument(arguments: Any, name: str, default: str = "") -> str:
+    """One value of the address' query, as text; the first when there are several."""
+    values = (arguments or {}).get(name) or [default.encode()]
+    return bytes(values[0]).decode(errors="replace")[:300]

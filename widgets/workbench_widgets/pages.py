@@ -1,0 +1,118 @@
+"""The two pages as Bokeh applications: a job, and the list of jobs. Here documents meet dashboards and followers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from bokeh.application.handlers.function import FunctionHandler
+from panel.io.application import Application
+from tornado.ioloop import IOLoop
+
+from workbench import Job, __version__
+from workbench_widgets import page
+from workbench_widgets.dashboard import Dashboard, Later
+from workbench_widgets.follower import Followers
+from workbench_widgets.live import Frame
+from workbench_widgets.overview import Overview
+from workbench_widgets.pacer import Pacer
+from workbench_widgets.panels.jobs import Jobs
+from workbench_widgets.pools import Pools
+from workbench_widgets.theme import known_theme
+
+
+class Pages:
+    """What all open pages share: the lines to the pools and a follower a job."""
+
+    def __init__(self, home: Path) -> None:
+        self._pools = Pools(home)
+        self._followers = Followers(self._pools.find, lost=self._lost)
+        self._overview = Overview(self._pools)
+        self.count_sessions: Callable[[], int] = lambda: 0
+
+    def health(self) -> dict[str, object]:
+        """What `/healthz` says: that it lives, and for how many."""
+        return {
+            "status": "ok",
+            "version": __version__,
+            "pages": self.count_sessions(),
+            "followed": len(self._followers),
+        }
+
+    def close(self) -> None:
+        self._followers.close()  # the lines to the pools go with the process; to close them takes seconds
+
+    def job_app(self) -> Any:
+        return _application(self._job_page)
+
+    def list_app(self) -> Any:
+        return _application(self._list_page)
+
+    def _lost(self, job: Job) -> None:
+        self._pools.forget(job.session)
+
+    def _job_page(self, doc: Any) -> None:
+        arguments = doc.session_context.request.arguments
+        job_id, theme = page.argument(arguments, "id"), known_theme(page.argument(arguments, "theme"))
+        _prepare(doc, f"{job_id or 'no job'} · dtrain", page.JOB_BODY, theme)
+        dashboard = Dashboard(self._followers.get(job_id), theme, later_on(doc))
+        _place(doc, dashboard.roots)
+        doc.on_session_destroyed(lambda _: dashboard.close())
+
+    def _list_page(self, doc: Any) -> None:
+        theme = known_theme(page.argument(doc.session_context.request.arguments, "theme"))
+        _prepare(doc, "jobs · dtrain", page.LIST_BODY, theme)
+        jobs, later = Jobs(theme), later_on(doc)
+
+        def draw() -> None:
+            jobs.update(self._overview.listing)
+            frame.pulse += 1
+
+        pacer = Pacer(draw, later, IOLoop.current().time)
+        frame = Frame(pacer.shown, jobs.paint)
+        end = self._overview.subscribe(lambda: later(0.0, pacer.want))
+        draw()
+        _place(doc, {"jobs": jobs.root, "frame": frame})
+
+        def close(_: object) -> None:
+            end()
+            pacer.close()
+
+        doc.on_session_destroyed(close)
+
+
+def _application(fill: Callable[[Any], None]) -> Any:
+    """A Panel application: with Bokeh's own, Panel would not hear that a page is connected, and hold its news back."""
+    return Application(FunctionHandler(fill))  # type: ignore[no-untyped-call]
+
+
+def later_on(doc: Any) -> Later:
+    """A page's `later`: with its document locked, until its session ends."""
+    loop = IOLoop.current()
+    is_open = [True]
+    doc.on_session_destroyed(lambda _: is_open.clear())
+
+    def later(seconds: float, call: Callable[[], None]) -> None:
+        def plan() -> None:
+            if is_open:
+                if seconds > 0:
+                    doc.add_timeout_callback(call, round(seconds * 1000))
+                else:
+                    doc.add_next_tick_callback(call)
+
+        loop.add_callback(plan)
+
+    return later
+
+
+def _prepare(doc: Any, title: str, body: str, theme: str) -> None:
+    doc.title, doc.template = title, page.template(body)
+    doc.template_variables.update(page.variables(theme, "loading …"))
+    doc.config.reconnect_session = doc.config.notify_connection_status = False  # the page says it in its own words
+
+
+def _place(doc: Any, roots: dict[str, Any]) -> None:
+    for name, viewable in roots.items():
+        model = viewable.server_doc(doc, location=False).roots[-1]
+        model.name = name

@@ -1,0 +1,106 @@
+"""What the job is and how it is doing: name, state and why, step, throughput, what is left, and how it failed."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from workbench.views.job import JobView
+from workbench.views.table import notes, nothing_yet
+from workbench.views.wording import bare_rate, count, number, percent, plural, seconds, span
+from workbench_widgets.live import Live
+from workbench_widgets.panels.markup import esc, phase_badge
+from workbench_widgets.source import Picture
+from workbench_widgets.style import PANEL
+
+TRACEBACK: Final = 8000  # characters, of its end
+
+
+class Header:
+    """See the module."""
+
+    def __init__(self, job_id: str) -> None:
+        self._job_id = job_id
+        self.root = Live(name="header", stylesheets=[PANEL], markup=header_html(job_id, Picture()))
+
+    def update(self, picture: Picture) -> None:
+        self.root.markup = header_html(self._job_id, picture)
+
+
+def header_html(job_id: str, picture: Picture) -> str:
+    view = picture.view
+    stale = f'<p class="notice" role="status">{esc(_stale(picture))}</p>' if picture.notice else ""
+    if view is None:
+        wait = "" if picture.notice else '<p class="muted" role="status">reading the job’s record …</p>'
+        return f'<div class="head"><h1>{esc(job_id)}</h1></div>{wait}{stale}'
+    lines = "".join(f'<p class="muted">{esc(line)}</p>' for line in notes(view))
+    return (
+        f'<div class="head" data-now="{view.now:.3f}"><h1>{esc(view.job_id)}</h1>{phase_badge(view.phase.value)}'
+        f'<span class="muted">{esc(_ranks(view))}</span></div>'
+        f"{stale}{_spoken(view)}{_stats(view)}{_progress(view)}{lines}{_failure(view)}"
+    )
+
+
+def _stale(picture: Picture) -> str:
+    last = " Below is the last that was heard." if picture.view is not None else ""
+    return f"No news: {picture.notice}.{last} Trying again."
+
+
+def _spoken(view: JobView) -> str:
+    """For a screen reader: only what changes seldom, so that it does not talk without end."""
+    return (
+        f'<p class="hidden" role="status" aria-live="polite">Job {esc(view.job_id)} is {esc(view.phase.value)}. '
+        f"{esc(view.reason)}</p>"
+    )
+
+
+def _ranks(view: JobView) -> str:
+    parts = [plural(view.world_size, "rank") if view.world_size else "ranks: not decided yet"]
+    parts.append(f"{'ran' if view.ended_at is not None else 'running for'} {span(view.running_for)}")
+    if view.restart_count:
+        parts.append(f"restart {view.restart_count} of {view.max_restarts}")
+    return " · ".join(parts)
+
+
+def _stats(view: JobView) -> str:
+    """The numbers that matter, large; what there is none of is left out."""
+    if not view.step and not view.throughput:
+        return f'<p class="muted">{esc(nothing_yet(view))}</p>'
+    of = f"of {count(view.progress[1])}" if view.progress else ""
+    found = [("step", count(view.step), of)]
+    if view.throughput:
+        found.append(("throughput", bare_rate(view.throughput), "samples/s"))
+    if view.tokens_per_s:
+        found.append(("tokens", bare_rate(view.tokens_per_s), "tokens/s"))
+    if view.step_time:
+        value, _, unit = seconds(view.step_time).partition(" ")
+        found.append(("step time", value, unit))
+    if view.loss is not None:
+        found.append(("loss", number(view.loss), ""))
+    if view.left is not None:
+        found.append(("left, about", span(view.left), ""))
+    pairs = (f"<div><dt>{esc(t)}</dt><dd>{esc(v)} <small>{esc(u)}</small></dd></div>" for t, v, u in found)
+    return f'<dl class="stats">{"".join(pairs)}</dl>'
+
+
+def _progress(view: JobView) -> str:
+    if not view.progress:
+        return ""
+    done, total = view.progress
+    share = min(1.0, done / total)
+    return (
+        f'<div class="bar" role="progressbar" aria-label="progress" aria-valuemin="0" aria-valuemax="100" '
+        f'aria-valuenow="{share * 100:.0f}" title="{esc(percent(share))}">'
+        f'<i style="width:{share * 100:.1f}%"></i></div>'
+    )
+
+
+def _failure(view: JobView) -> str:
+    """The first cause, and that rank's own traceback."""
+    failure = view.failure
+    if failure is None:
+        return ""
+    where = f" · its log: %dtrain logs {view.job_id} -r {failure.rank}" if failure.rank is not None else ""
+    words = esc(failure.traceback[-TRACEBACK:])
+    trace = f"<details><summary>traceback of rank {failure.rank}</summary><pre>{words}</pre></details>" if words else ""
+
+    return f'<div class="notice bad"><p>{esc(failure.reason)}<span class="muted">{esc(where)}</span></p>{trace}</div>'

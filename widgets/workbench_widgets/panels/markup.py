@@ -1,0 +1,49 @@
+"""HTML made of text. Whatever comes from a job goes through `esc`; the page lies within the user's Jupyter."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from html import escape
+from typing import Final
+
+from workbench.views.table import Column, Table
+from workbench.views.wording import MARKS
+
+TONES: Final = {  # what a state looks like, besides its mark and word
+    "HEALTHY": "accent",
+    "SUCCEEDED": "good",
+    "FAILED": "bad",
+    "RECOVERING": "warn",
+    "STOPPING": "warn",
+    "STOPPED": "warn",
+}
+
+
+def esc(text: object) -> str:
+    return escape(str(text), quote=True)
+
+
+def phase_badge(phase: str) -> str:
+    """A state: mark, word and colour."""
+    tone = TONES.get(phase, "muted")
+    return f'<span class="phase tone-{tone}"><span aria-hidden="true">{MARKS.get(phase, "")}</span> {esc(phase)}</span>'
+
+
+def table_html(table: Table, *, cell: Callable[[Column, int], str] | None = None, css_class: str = "") -> str:
+    """A table with its headings; `cell` makes the HTML of a cell (escaped), else it is the column's text."""
+    made = cell or (lambda column, index: esc(column.cells[index]))
+    heads = "".join(f'<th scope="col"{_kind(column)}>{esc(column.title)}</th>' for column in table.columns)
+    rows = []
+    for index in range(table.length):
+        first, *rest = table.columns
+        cells = "".join(f"<td{_kind(column)}>{made(column, index)}</td>" for column in rest)
+        marked = ' class="marked"' if index in table.marked else ""
+        rows.append(f'<tr{marked}><th scope="row"{_kind(first)}>{made(first, index)}</th>{cells}</tr>')
+    return (
+        f'<table class="{css_class}"><caption class="hidden">{esc(table.caption)}</caption>'
+        f"<thead><tr>{heads}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
+    )
+
+
+def _kind(column: Column) -> str:
+    return ' class="n"' if column.is_number else ""

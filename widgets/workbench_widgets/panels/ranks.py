@@ -1,0 +1,86 @@
+"""The ranks: state, speed, where their time goes, what they do now; the one that keeps the others waiting is marked."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from workbench.views.job import JobView
+from workbench.views.table import FOLD_ABOVE, PHASE_COLUMNS, Column, Table, rank_table
+from workbench.views.wording import percent
+from workbench_widgets.live import Live
+from workbench_widgets.panels.markup import esc, phase_badge, table_html
+from workbench_widgets.style import PANEL
+from workbench_widgets.theme import RANK_COLOURS
+
+SHARES: Final = "where a step goes"
+NAMES: Final = dict(PHASE_COLUMNS)
+TEXT_FROM: Final = 0.14  # of a bar: narrower parts have no room for their number
+EMPTY: Final = '<p class="muted">The ranks appear here once the job has been given slots.</p>'
+
+
+class Ranks:
+    """See the module."""
+
+    def __init__(self) -> None:
+        self.root = Live(name="ranks", stylesheets=[PANEL], markup=EMPTY)
+
+    def update(self, view: JobView) -> None:
+        self.root.markup = ranks_html(view)
+
+
+def ranks_html(view: JobView) -> str:
+    if not view.rows:
+        return EMPTY
+    table = rank_table(view)
+    is_folded = len(view.rows) > FOLD_ABOVE
+    if not is_folded:
+        table = _with_bars(table, view)
+
+    def cell(column: Column, index: int) -> str:
+        text = column.cells[index]
+        if column.title == "rank" and not is_folded:
+            number = view.rows[index].rank % RANK_COLOURS
+            return f'<span class="dot" style="background:var(--dt-rank{number})"></span>{esc(text)}'
+        if column.title == "state":
+            return phase_badge(text.rpartition(" ")[2])
+        if column.title == SHARES:
+            return _bar(view.rows[index].shares)
+        return esc(text)
+
+    legend = "" if is_folded else _legend(view)
+    label = esc(table.caption)
+    shown = table_html(table, cell=cell)
+    return f'<div class="scroll" tabindex="0" role="group" aria-label="{label}">{shown}</div>{legend}'
+
+
+def _with_bars(table: Table, view: JobView) -> Table:
+    """The columns of shares as one."""
+    titles = set(NAMES.values())
+    columns = [column for column in table.columns if column.title not in titles]
+    if len(columns) == len(table.columns):
+        return table
+    at = next(k for k, column in enumerate(table.columns) if column.title in titles)
+    columns.insert(at, Column(SHARES, False, 5, tuple(_words(row.shares) for row in view.rows)))
+    return Table(table.caption, tuple(columns), table.marked)
+
+
+def _words(shares: dict[str, float]) -> str:
+    return ", ".join(f"{NAMES[name]} {percent(share)}" for name, share in shares.items() if share >= 0.005)
+
+
+def _bar(shares: dict[str, float]) -> str:
+    if not shares:
+        return ""
+    words = esc(_words(shares))
+    parts = "".join(
+        f'<i class="phase-{name}" style="width:{share * 100:.1f}%">{percent(share) if share >= TEXT_FROM else ""}</i>'
+        for name, share in shares.items()
+        if share >= 0.005
+    )
+    return f'<div class="shares" role="img" aria-label="{words}" title="{words}">{parts}</div>'
+
+
+def _legend(view: JobView) -> str:
+    seen = [name for name in NAMES if any(row.shares.get(name, 0.0) >= 0.005 for row in view.rows)]
+    items = "".join(f'<span><i class="phase-{name}"></i>{esc(NAMES[name])}</span>' for name in seen)
+    return f'<div class="legend" aria-hidden="true">{items}</div>' if seen else ""

@@ -1,0 +1,53 @@
+"""What a dashboard draws from, whatever is behind it: a job that runs, a record, a test's own updates."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
+
+from workbench.views.job import JobView
+from workbench.views.logs import Level, LogLine
+
+
+class Picture(NamedTuple):
+    """The job as far as it is known. `view` None: nothing has come yet. `notice`: why nothing comes now, or ''."""
+
+    view: JobView | None = None
+    notice: str = ""
+
+
+class Filter(NamedTuple):
+    """Which log lines a page wants: of these ranks (None: all), at least of this level, with this text."""
+
+    ranks: tuple[int, ...] | None = None
+    level: Level = Level.INFO
+    text: str = ""
+
+
+class LogTail(NamedTuple):
+    """The newest lines of those wanted, oldest first, and what is not among them in words."""
+
+    lines: tuple[LogLine, ...]
+    note: str
+
+
+class Source(Protocol):
+    """Methods are called from the page's event loop and do not wait."""
+
+    @property
+    def job_id(self) -> str: ...
+
+    @property
+    def picture(self) -> Picture: ...
+
+    @property
+    def log_version(self) -> int:
+        """Differs when `log` may give something else."""
+
+    def log(self, wanted: Filter, most: int) -> LogTail: ...
+
+    def subscribe(self, changed: Callable[[], object]) -> Callable[[], None]:
+        """Have `changed` called, from any thread, after each change; the answer ends it."""
+
+    def act(self, action: str, done: Callable[[str], None], *, by: str) -> None:
+        """Begin "cancel", "interrupt" or "stacks"; `done` gets what came of it in words, from any thread."""

@@ -1,0 +1,92 @@
+"""The looks: one stylesheet for what panels show (each has its own shadow root), one for the page around them."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from workbench_widgets.theme import FONT, LOG_HEIGHT, MONO, PHASE_COLOURS, SMALL_SIZE, TEXT_SIZE, css_variables
+
+_PHASES: Final = "".join(f".phase-{name}{{background:{value}}}" for name, value in PHASE_COLOURS.items())
+_TONES: Final = "".join(
+    f".tone-{name}{{color:var(--dt-{name})}}" for name in ("accent", "good", "warn", "bad", "muted")
+)
+
+PANEL: Final = f"""
+.dt{{color:var(--dt-text);font:{TEXT_SIZE}/1.45 {FONT}}}
+*{{box-sizing:border-box}}
+h1,h2,p,dl,dd,dt,ul{{margin:0;padding:0;font-size:inherit}}
+h2{{font-size:{SMALL_SIZE};font-weight:600;color:var(--dt-muted)}}
+.hidden{{position:absolute;width:1px;height:1px;overflow:hidden;clip-path:inset(50%);white-space:nowrap}}
+.muted{{color:var(--dt-muted)}} .small{{font-size:{SMALL_SIZE}}}
+{_TONES}
+.phase{{font-weight:600;white-space:nowrap}}
+a{{color:var(--dt-accent)}}
+pre,.mono{{font:{SMALL_SIZE}/1.45 {MONO};font-variant-numeric:tabular-nums}}
+pre{{margin:6px 0 0;padding:8px 10px;background:var(--dt-raised);border:1px solid var(--dt-line);border-radius:4px;
+ white-space:pre-wrap;overflow-wrap:anywhere;max-height:320px;overflow:auto}}
+summary{{cursor:pointer}}
+:focus-visible{{outline:2px solid var(--dt-accent);outline-offset:1px;border-radius:3px}}
+
+.head{{display:flex;flex-wrap:wrap;align-items:baseline;gap:2px 12px}}
+.head h1{{font-size:15px;font-weight:600}}
+.stats{{display:flex;flex-wrap:wrap;gap:4px 28px;margin:8px 0 2px}}
+.stats dt{{font-size:{SMALL_SIZE};color:var(--dt-muted)}}
+.stats dd{{font-size:17px;line-height:1.25;font-variant-numeric:tabular-nums;white-space:nowrap}}
+.stats small{{font-size:{SMALL_SIZE};color:var(--dt-muted)}}
+.bar{{height:4px;border-radius:2px;background:var(--dt-line);overflow:hidden;margin:6px 0 2px}}
+.bar>i{{display:block;height:100%;background:var(--dt-accent)}}
+.notice{{margin:6px 0 0;padding:6px 10px;border-left:3px solid var(--dt-warn);background:var(--dt-raised)}}
+.notice.bad{{border-color:var(--dt-bad)}}
+
+button,select,input{{font:inherit;color:var(--dt-text);background:var(--dt-page);border:1px solid var(--dt-line);
+ border-radius:4px;height:26px;padding:0 10px}}
+button{{cursor:pointer}} button:hover,select:hover{{border-color:var(--dt-muted)}}
+button[aria-disabled=true]{{color:var(--dt-muted);cursor:default;border-color:var(--dt-line)}}
+button.danger{{color:var(--dt-bad)}}
+button.sure{{color:var(--dt-page);background:var(--dt-bad);border-color:var(--dt-bad)}}
+input::placeholder{{color:var(--dt-muted);opacity:1}} select{{padding:0 4px}}
+.tools{{margin-bottom:6px;display:flex;flex-wrap:wrap;gap:6px;align-items:center}}
+
+.scroll{{overflow:auto;max-height:340px}}
+table{{border-collapse:collapse;width:100%;font-variant-numeric:tabular-nums}}
+th,td{{padding:4px 14px 4px 0;text-align:left;font-weight:400;white-space:nowrap;
+ border-bottom:1px solid var(--dt-line)}}
+th:last-child,td:last-child{{padding-right:4px}}
+thead th{{color:var(--dt-muted);font-size:{SMALL_SIZE};position:sticky;top:0;background:var(--dt-page);z-index:1}}
+th.n,td.n{{text-align:right}} td.wide{{white-space:normal}}
+tbody tr.marked>*{{background:var(--dt-mark)}}
+tbody tr.marked>:last-child,tbody tr.marked>th{{font-weight:600}}
+tbody th{{padding-left:4px}} thead th:first-child{{padding-left:4px}}
+.dot{{display:inline-block;width:10px;height:10px;border-radius:2px;margin-right:6px;vertical-align:-1px}}
+.shares{{display:flex;width:100%;min-width:190px;max-width:420px;height:16px;border-radius:3px;overflow:hidden}}
+.shares>i{{display:block;overflow:hidden;font:11px/16px {FONT};color:#000;text-align:center;white-space:nowrap}}
+.shares>i+i{{border-left:1px solid var(--dt-page)}}
+{_PHASES}
+.legend{{display:flex;flex-wrap:wrap;gap:2px 12px;margin-top:4px;font-size:{SMALL_SIZE};color:var(--dt-muted)}}
+.swatch{{margin-right:5px;vertical-align:-1px}} .charthead .legend{{margin:2px 0 0}}
+.legend i{{display:inline-block;width:10px;height:10px;border-radius:2px;margin-right:5px;vertical-align:-1px}}
+
+.log{{height:{LOG_HEIGHT}px;overflow:auto;background:var(--dt-raised);border:1px solid var(--dt-line);border-radius:4px;
+ padding:4px 0;font:{SMALL_SIZE}/1.5 {MONO};position:relative}}
+.log>div{{display:flex;gap:10px;padding:0 10px}}
+.log .who{{flex:0 0 auto;min-width:7ch;color:var(--dt-muted);white-space:nowrap;user-select:none}}
+.log .what{{white-space:pre-wrap;overflow-wrap:anywhere;min-width:0}}
+.log .level1 .what{{color:var(--dt-warn)}} .log .level2 .what{{color:var(--dt-bad)}}
+.log .empty{{color:var(--dt-muted);font-family:{FONT};padding:4px 10px}}
+.logwrap{{position:relative}}
+.jump{{position:absolute;right:14px;bottom:10px}}
+"""
+
+PAGE: Final = f"""
+{css_variables()}
+html,body{{margin:0;padding:0;background:var(--dt-page);color:var(--dt-text);font:{TEXT_SIZE}/1.45 {FONT}}}
+main{{padding:10px 12px 12px;max-width:1500px;margin:0 auto}}
+section{{margin-top:12px;min-width:0}}
+h2{{margin:0 0 4px;font-size:{SMALL_SIZE};font-weight:600;color:var(--dt-muted)}}
+.top{{display:flex;flex-wrap:wrap;gap:6px 24px;align-items:flex-start}}
+.top>:first-child{{flex:1 1 420px;min-width:0}} .top>:last-child{{flex:0 1 auto;max-width:100%}}
+.two{{display:grid;grid-template-columns:minmax(0,1fr);gap:0 24px}}
+@media(min-width:860px){{.two{{grid-template-columns:minmax(0,1fr) minmax(0,1fr)}}}}
+#state{{margin:0}} #state:not(:empty){{margin-bottom:8px;padding:6px 10px;border-left:3px solid var(--dt-warn);
+ background:var(--dt-raised)}}
+"""

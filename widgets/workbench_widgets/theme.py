@@ -1,0 +1,90 @@
+"""Colours and sizes, named once. Light and dark are the same names with other values, as CSS variables and for charts.
+
+Colours of ranks and phases are safe for the colour-blind (Okabe and Ito; Tol's light scheme), but never speak alone: a
+line has its dash, a bar its text, a state its mark and word. A rank keeps its colour for good.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+THEMES: Final = ("light", "dark")
+FONT: Final = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
+MONO: Final = "ui-monospace, SFMono-Regular, Menlo, Consolas, 'DejaVu Sans Mono', monospace"
+TEXT_SIZE: Final = "13px"
+SMALL_SIZE: Final = "12px"
+CHART_HEIGHT: Final = 200  # px
+LOG_HEIGHT: Final = 260  # px
+
+_PAIRS: Final[Mapping[str, tuple[str, str]]] = {  # name: (light, dark)
+    "page": ("#ffffff", "#111111"),  # JupyterLab's own, so that the frame has no edge
+    "raised": ("#f5f6f7", "#1d1f21"),
+    "line": ("#dcdfe3", "#34383c"),
+    "text": ("#1c1e21", "#e6e6e6"),
+    "muted": ("#5b6168", "#a3a9b0"),
+    "accent": ("#0060a0", "#6cb8ee"),
+    "good": ("#006b4a", "#3ecf9f"),
+    "warn": ("#8a4b00", "#f0b04a"),
+    "bad": ("#b3261e", "#ff8a80"),
+    "mark": ("#fff3df", "#3a2c14"),  # behind the row that is pointed out
+}
+# Okabe-Ito without black; yellow and sky blue are darker on white, blue lighter on black: contrast 3 and more.
+_RANKS: Final[Mapping[str, tuple[str, ...]]] = {
+    "light": ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#3A9AD9", "#B88900", "#7A5195", "#5C6166"),
+    "dark": ("#56B4E9", "#E69F00", "#009E73", "#CC79A7", "#F0E442", "#D55E00", "#B39DDB", "#BBBBBB"),
+}
+RANK_COLOURS: Final = len(_RANKS["light"])
+DASHES: Final = ("solid", (7, 4), (2, 3), (9, 3, 2, 3))
+PHASE_COLOURS: Final[Mapping[str, str]] = {  # with black text on them, in both themes
+    "data": "#EEDD88",
+    "forward": "#99DDFF",
+    "backward": "#77AADD",
+    "comm": "#EE8866",
+    "optimizer": "#44BB99",
+    "checkpoint": "#FFAABB",
+    "other": "#DDDDDD",
+}
+
+
+def known_theme(name: str) -> str:
+    """`name` when it is a theme, else the light one."""
+    return name if name in THEMES else THEMES[0]
+
+
+def colour(name: str, theme: str) -> str:
+    return _PAIRS[name][THEMES.index(theme)]
+
+
+def rank_colour(rank: int, theme: str) -> str:
+    palette = _RANKS[theme]
+    return palette[rank % len(palette)]
+
+
+def rank_dash(rank: int) -> Any:
+    """Ranks with the same colour, and ranks whose lines lie on each other, differ by it."""
+    return DASHES[(rank + rank // RANK_COLOURS) % len(DASHES)]
+
+
+def css_variables() -> str:
+    """`--dt-NAME` for the page; the theme is the root element's `data-theme`."""
+    blocks = []
+    for index, theme in enumerate(THEMES):
+        values = "".join(f"--dt-{name}:{pair[index]};" for name, pair in _PAIRS.items())
+        ranks = "".join(f"--dt-rank{k}:{value};" for k, value in enumerate(_RANKS[theme]))
+        blocks.append(f':root[data-theme="{theme}"]{{color-scheme:{theme};{values}{ranks}}}')
+    return "".join(blocks)
+
+
+def paint_chart(figure: Any, theme: str) -> None:
+    """Give a Bokeh figure the theme's colours; its lines are the caller's."""
+    text, muted, line = (colour(name, theme) for name in ("text", "muted", "line"))
+    figure.background_fill_color = figure.border_fill_color = colour("page", theme)
+    figure.outline_line_color = None
+    figure.xaxis.axis_line_color = figure.yaxis.axis_line_color = line
+    figure.xaxis.major_tick_line_color = figure.yaxis.major_tick_line_color = line
+    figure.xaxis.major_label_text_color = figure.yaxis.major_label_text_color = muted
+    figure.ygrid.grid_line_color = line
+    for legend in figure.legend:
+        legend.label_text_color = text
+        legend.background_fill_color = colour("page", theme)
