@@ -180,7 +180,8 @@ class SlowBackward(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
         time.sleep(0.003)
-        return x.clone()
+        copied: torch.Tensor = x.clone()
+        return copied
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
