@@ -11,7 +11,8 @@ from __future__ import annotations
 import enum
 import math
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from mmap import mmap
 from typing import Final, NamedTuple, TypeAlias
 
@@ -57,7 +58,7 @@ class StepRecord(NamedTuple):
 
 
 STEP: Final = struct.Struct("<q11d")
-_SAID: Final = struct.Struct("<3d")  # the last fields of a record: samples, tokens, loss
+_FIELD: Final = struct.Struct("<d")
 _IDENTITY: Final = struct.Struct("<8sII")  # magic, version, capacity
 _HEAD: Final = struct.Struct("<q")
 _NOW: Final = struct.Struct("<qqd")  # step, activity, since
@@ -86,16 +87,17 @@ def format_box(buffer: Buffer) -> None:
 
 
 class Writer:
-    """The rank's side. Every method is one or two stores; none raises, allocates much or waits."""
+    """The rank's side. Every method is one or two stores; none raises, allocates much or waits.
+
+    `now(step, activity, since)` says what the rank is doing, from `since` on; `step` = steps finished so far.
+    """
 
     def __init__(self, buffer: Buffer) -> None:
         check_box(buffer)
         self._buffer = buffer
+        # Several times a step and each time out of the caches: one call into C costs a fraction of a Python function.
+        self.now: Callable[[int, int, float], None] = partial(_NOW.pack_into, buffer, _NOW_AT)
         self._head: int = _HEAD.unpack_from(buffer, _HEAD_AT)[0]
-
-    def now(self, step: int, activity: int, since: float) -> None:
-        """Say what the rank is doing, from `since` on; `step` = steps finished so far."""
-        _NOW.pack_into(self._buffer, _NOW_AT, step, activity, since)
 
     def collective(self, seq: int, name: str) -> None:
         """Say which collective is being entered; `seq` counts them from 1."""
@@ -111,11 +113,12 @@ class Writer:
         self._head += 1
         _HEAD.pack_into(self._buffer, _HEAD_AT, self._head)
 
-    def amend(self, samples: float, tokens: float, loss: float) -> None:
-        """Replace these fields of the newest record; a reader that has it already keeps the old ones."""
+    def amend(self, field: str, value: float) -> None:
+        """Replace a field, any but `step`, of the newest record; a reader that has it already keeps the old value."""
         if self._head:
             slot = HEADER_SIZE + (self._head - 1) % CAPACITY * STEP.size
-            _SAID.pack_into(self._buffer, slot + STEP.size - _SAID.size, samples, tokens, loss)
+            at = slot + StepRecord._fields.index(field) * _FIELD.size
+            _FIELD.pack_into(self._buffer, at, value)
 
 
 def check_box(buffer: Buffer) -> None:

@@ -36,10 +36,6 @@ class Loader:
         return (f"batch {number}" for number in range(self._batches))
 
 
-class Optimizer:
-    """What the clock is told by; kept alive, since the observer holds it weakly."""
-
-
 class Rank:
     """A watched run without torch's probes: its steps are taken by hand."""
 
@@ -48,11 +44,9 @@ class Rank:
         blackbox.format_box(self.buffer)
         self.observer = Observer(Writer(self.buffer), 0.0)
         self.run = Run(self.observer)
-        self._optimizer = Optimizer()
 
     def step(self) -> None:
-        self.observer.before_step()
-        self.observer.after_step(self._optimizer)
+        self.observer.finish(self.observer.clock())
 
     def begin_next(self) -> None:
         self.observer.begin_forward()

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 DEPTH: Final = 4  # containers looked into
 WIDTH: Final = 16  # entries looked at in each
+PLAIN: Final = frozenset({list, tuple, dict})  # what indexing a user's own class costs or does is not known
 Path = tuple[Any, ...]
 
 
@@ -19,9 +20,17 @@ class BatchSizes:
     def size(self, batch: Any) -> int:
         """0 where no tensor is found."""
         try:
-            return int(_follow(batch, self._path).shape[0])
-        except (AttributeError, IndexError, KeyError, TypeError, ValueError):
-            pass
+            value = batch
+            for key in self._path:
+                if type(value) not in PLAIN:
+                    raise TypeError
+                value = value[key]
+            size: int = value.shape[0]
+            return size
+        except (AttributeError, IndexError, KeyError, TypeError):
+            return self._search(batch)
+
+    def _search(self, batch: Any) -> int:
         found = _find(batch, DEPTH)
         if found is None:
             return 0
@@ -31,8 +40,6 @@ class BatchSizes:
 
 def _follow(batch: Any, path: Path) -> Any:
     for key in path:
-        if not isinstance(batch, (list, tuple, Mapping)):
-            raise TypeError  # of a user's own class: what indexing it costs or does is not known
         batch = batch[key]
     return batch
 

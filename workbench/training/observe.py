@@ -39,12 +39,16 @@ from workbench.training.patching import Patches
 
 DATA, FORWARD, BACKWARD = int(Activity.DATA), int(Activity.FORWARD), int(Activity.BACKWARD)
 COMM, OPTIMIZER, CHECKPOINT = int(Activity.COLLECTIVE), int(Activity.OPTIMIZER), int(Activity.CHECKPOINT)
-NO_TIME: Final = (0.0,) * 6  # by phase from DATA to CHECKPOINT, which is also their order in a `StepRecord`
+NO_TIME: Final = [0.0] * 8  # by activity up to CHECKPOINT; from DATA on the order of a `StepRecord`
 NOTHING_SAID: Final[frozenset[str]] = frozenset()
 NOBODY: Final = -1  # a thread that does not exist: every probe passes by
 SILENCE: Final = 5.0  # s without a step after which another thread's step moves the watch there
 
 Frame: TypeAlias = tuple[int, int, float, float]  # activity, the one before, start, sum of all phases at the start
+
+
+def nothing() -> None:
+    """As a weak reference to what is gone."""
 
 
 class Mark:
@@ -55,49 +59,50 @@ class Mark:
 
 
 class Observer:
-    """Sums of the step that is being taken. Its methods are the hot path: they neither raise nor wait."""
+    """Sums of the step that is being taken, and what the rank is doing.
+
+    The probes of what each step has (`probes`) work on the fields directly: by then they are out of the caches, where
+    one more Python function costs as much as all its arithmetic.
+    """
 
     current: ClassVar[Observer | None] = None  # of this process, while installed
 
     def __init__(self, box: Writer, offset: float, clock: Callable[[], float] = monotonic) -> None:
-        self._box, self._offset, self._clock = box, offset, clock
-        self._now = box.now
+        self.box, self.offset, self.clock = box, offset, clock
         self.thread = threading.get_ident()
         self.mark = Mark()
-        self.patches = Patches()
         self.step = 0
         self.base = self.activity = int(Activity.RUNNING)
-        self._spent = [0.0] * DATA + list(NO_TIME)
-        self._sum = 0.0  # of all phases that have ended, ever
-        self._began: float | None = None  # the step's start
-        self._gap = math.inf  # where forward begins when no DDP says so; inf: a DDP has said so
-        self._gap_sum = 0.0
+        self.spent = NO_TIME.copy()
+        self.sum = 0.0  # of all phases that have ended, ever
+        self.gap = math.inf  # where forward begins when no DDP says so; inf: a DDP has said so
+        self.gap_sum = 0.0
         self.after_data = FORWARD  # what the rank does then; not known where DDP says so
-        self._owner: Callable[[], object] = lambda: None  # the clock, weakly
-        self._others: dict[int, int] = {}  # steps of other optimizers since the clock's last, by id
-        self._optimizer_frame: Frame | None = None
-        self._pending: dict[int, int] = {}  # batches not trained on yet: size by iterator
-        self._sizes = BatchSizes()
-        self._samples = 0.0
+        self.optimizer_frame: Frame | None = None
+        self.pending: dict[int, int] = {}  # batches not trained on yet: size by iterator
+        self.samples = 0.0
+        self.last_said: Set[str] | None = None  # fields reported of the newest record; None once the next step began
+        self.owner: Callable[[], object] = nothing  # the clock, weakly
+        self.sizes = BatchSizes()
         self.exposed = 0.0  # share of the backward in which DDP waits for its buckets
-        self.step_time = 0.0  # smoothed, s
         self.collectives = 0
         self.collective = ""  # the last one called
+        self.patches = Patches()
+        self._began: float | None = None  # the step's start
+        self._others: dict[int, int] = {}  # steps of other optimizers since the clock's last, by id
         self._paused = 0.0
         self._said: dict[str, float] = {}  # reported for the step being taken
-        self._last: list[float] = [0.0, 0.0, NO_LOSS]  # samples, tokens, loss of the newest record
-        self._last_said: Set[str] | None = None  # fields reported of it; None once the next step has begun
 
     # --- phases: `enter` gives what `leave` wants back ---
 
     def enter(self, activity: int) -> Frame | None:
         try:
-            now = self._clock()
+            now = self.clock()
             if self.mark.stepped is not False:
-                self._attend(now)
-            frame = (activity, self.activity, now, self._sum)
+                self.attend(now)
+            frame = (activity, self.activity, now, self.sum)
             self.activity = activity
-            self._now(self.step, activity, now + self._offset)
+            self.box.now(self.step, activity, now + self.offset)
             return frame
         except Exception as error:
             self.fail(error)
@@ -107,133 +112,76 @@ class Observer:
         if frame is None:
             return
         try:
-            now = self._clock()
+            now = self.clock()
             activity, self.activity, start, before = frame
-            own = now - start - (self._sum - before)
-            self._sum += own
-            self._spent[activity] += own
-            self._now(self.step, self.activity, now + self._offset)
-        except Exception as error:
-            self.fail(error)
-
-    def end_data(self, frame: Frame | None, iterator: object, batch: object, training: bool) -> None:
-        """`batch` None: there was none, or it failed."""
-        if frame is None:
-            return
-        try:
-            now = self._clock()
-            _, self.activity, start, before = frame
-            own = now - start - (self._sum - before)
-            self._gap, self._gap_sum = now, self._sum + own
-            self._sum += own
-            self._spent[DATA] += own
-            if batch is None or not training:
-                self._pending.pop(id(iterator), None)
-                self._now(self.step, self.activity, now + self._offset)
-            else:
-                self._last_said = None
-                self._pending[id(iterator)] = self._sizes.size(batch)
-                self._now(self.step, self.after_data, now + self._offset)
+            own = now - start - (self.sum - before)
+            self.sum += own
+            self.spent[activity] += own
+            self.box.now(self.step, self.activity, now + self.offset)
         except Exception as error:
             self.fail(error)
 
     def begin_forward(self) -> Frame | None:
         """Of a DDP model: from now on it says where forward begins."""
-        self._last_said = None
-        self._gap = math.inf
+        self.last_said = None
+        self.gap = math.inf
         self.after_data = self.base
         return self.enter(FORWARD)
-
-    def begin_backward(self) -> Frame | None:
-        frame = self.enter(BACKWARD)
-        try:
-            self._last_said = None
-            if self._pending:
-                self._samples += sum(self._pending.values())
-                self._pending.clear()
-            if frame is not None and frame[2] > self._gap:
-                self._spent[FORWARD] += max(0.0, frame[2] - self._gap - (self._sum - self._gap_sum))
-        except Exception as error:
-            self.fail(error)
-        return frame
-
-    def end_backward(self, frame: Frame | None) -> None:
-        self.leave(frame)
-        self._gap, self._gap_sum = self._clock(), self._sum
 
     def begin_collective(self, name: str, numbered: bool) -> Frame | None:
         try:
             self.collectives += numbered
             self.collective = name
-            self._box.collective(self.collectives, name)
+            self.box.collective(self.collectives, name)
         except Exception as error:
             self.fail(error)
         return self.enter(COMM)
 
-    def _attend(self, now: float) -> None:
+    def attend(self, now: float) -> None:
         """What is rare at the start of a phase: the first one of all, and steps that compiled code has taken."""
         if self._began is None:
             self._began = now
         if self.mark.stepped is True:
-            self._finish(now)
+            self.finish(now)
         self.mark.stepped = False
 
     # --- steps ---
 
-    def before_step(self) -> None:
-        self._optimizer_frame = self.enter(OPTIMIZER)
-
-    def after_step(self, optimizer: object) -> None:
-        try:
-            now = self._clock()
-            frame, self._optimizer_frame = self._optimizer_frame, None
-            if frame is not None:
-                _, self.activity, start, before = frame
-                own = now - start - (self._sum - before)
-                self._sum += own
-                self._spent[OPTIMIZER] += own
-            if self._owner() is optimizer or self._takes_over(optimizer):
-                self._finish(now)
-            else:
-                self._gap, self._gap_sum = now, self._sum
-                self._now(self.step, self.activity, now + self._offset)
-        except Exception as error:
-            self.fail(error)
-
-    def _takes_over(self, optimizer: object) -> bool:
-        if self._owner() is not None:
+    def takes_over(self, optimizer: object) -> bool:
+        if self.owner() is not None:
             count = self._others[id(optimizer)] = self._others.get(id(optimizer), 0) + 1
             if count < 2:
                 return False
-        self._owner = weakref.ref(optimizer)
+        self.owner = weakref.ref(optimizer)
         return True
 
-    def _finish(self, now: float) -> None:
+    def finish(self, now: float) -> None:
         step = self.step = self.step + 1
-        spent = self._spent
+        spent = self.spent
         if self.exposed:
             waited = spent[BACKWARD] * self.exposed
             spent[BACKWARD] -= waited
             spent[COMM] += waited
         if self._others:
             self._others.clear()
-        duration = 0.0 if self._began is None else now - self._began
-        end = now + self._offset
+        samples, tokens, loss = self.samples, 0.0, NO_LOSS
+        self.last_said = NOTHING_SAID
         if self._said:
             said, self._said = self._said, {}
-            last = [said.get("samples", self._samples), said.get("tokens", 0.0), said.get("loss", NO_LOSS)]
-            self._last, self._last_said = last, set(said)
-        else:
-            last = self._last = [self._samples, 0.0, NO_LOSS]
-            self._last_said = NOTHING_SAID
-        self._box.record(step, end, duration, *spent[DATA:], *last)
-        spent[DATA:] = NO_TIME
-        self._samples = 0.0
-        self._began = self._gap = now
-        self._gap_sum = self._sum
-        self.step_time += 0.1 * (duration - self.step_time)
+            samples, tokens, loss = said.get("samples", samples), said.get("tokens", tokens), said.get("loss", loss)
+            self.last_said = said.keys()
+        _, _, data, forward, backward, comm, optimizer, checkpoint = spent
+        end = now + self.offset
+        duration = 0.0 if self._began is None else now - self._began
+        self.box.record(
+            step, end, duration, data, forward, backward, comm, optimizer, checkpoint, samples, tokens, loss
+        )
+        self.spent = NO_TIME.copy()
+        self.samples = 0.0
+        self._began = self.gap = now
+        self.gap_sum = self.sum
         self.activity = self.base
-        self._now(step, self.base, end)
+        self.box.now(step, self.base, end)
 
     # --- what the program says of itself ---
 
@@ -241,37 +189,36 @@ class Observer:
         """`samples`, `tokens` or `loss` of the step just finished, if it has none yet and nothing of the next has
         begun; else of the step being taken, where samples and tokens of several reports add up.
         """
-        if self._last_said is not None and field not in self._last_said:
-            self._last_said = {*self._last_said, field}
-            self._last[("samples", "tokens", "loss").index(field)] = value
-            self._box.amend(*self._last)
+        if self.last_said is not None and field not in self.last_said:
+            self.last_said = {*self.last_said, field}
+            self.box.amend(field, value)
         elif field == "loss":
             self._said[field] = value
         else:
             self._said[field] = self._said.get(field, 0.0) + value
 
     def progress(self, done: int, total: int) -> None:
-        self._box.progress(done, total)
+        self.box.progress(done, total)
 
     # --- the main loop of an interactive rank ---
 
     def rest(self, activity: Activity) -> None:
         """Between phases the rank is in `activity` from now on. A pause is not part of a step."""
-        now = self._clock()
+        now = self.clock()
         if activity is Activity.IDLE:
             self._paused = now
         elif self._began is not None and self.base == Activity.IDLE:
             self._began += now - self._paused
-            self._gap += now - self._paused
+            self.gap += now - self._paused
         self.base = self.activity = int(activity)
-        self._owner, self._optimizer_frame = (lambda: None), None  # a new cell's optimizer is the clock at once
-        self._now(self.step, self.base, now + self._offset)
+        self.owner, self.optimizer_frame = nothing, None  # a new cell's optimizer is the clock at once
+        self.box.now(self.step, self.base, now + self.offset)
 
     # --- on and off ---
 
     def follow(self, thread: int) -> bool:
         """Whether to watch this thread, which is about to step, from now on."""
-        if self.thread == NOBODY or (self._began is not None and self._clock() - self._began < SILENCE):
+        if self.thread == NOBODY or (self._began is not None and self.clock() - self._began < SILENCE):
             return False
         self.thread = thread
         return True
@@ -292,7 +239,7 @@ class Observer:
 
     def _exiting(self) -> None:
         if self.thread != NOBODY:
-            self._now(self.step, int(Activity.EXITING), self._clock() + self._offset)
+            self.box.now(self.step, int(Activity.EXITING), self.clock() + self.offset)
 
 
 def install(box: Writer, *, offset: float) -> Observer:

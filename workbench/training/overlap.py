@@ -8,7 +8,6 @@ from typing import Any, Final
 from workbench.training.observe import Observer
 
 EVERY: Final = 0.3  # s between two looks; a look costs some 20 µs
-MOST: Final = 10_000  # steps between two that DDP times
 
 
 class Overlap:
@@ -17,6 +16,7 @@ class Overlap:
     def __init__(self, observer: Observer) -> None:
         self._observer = observer
         self._next = 0.0
+        self._steps = 0  # when it looked last
 
     def look(self, model: Any) -> None:
         """At the start of a forward of this DDP model, which has finished timing some earlier step."""
@@ -27,8 +27,8 @@ class Overlap:
         try:
             self._observer.exposed = exposed(model._get_ddp_logging_data())
             if model.device_type == "cpu":  # on a GPU reading the timers waits for it: there torch's own rate is kept
-                rate = EVERY / max(self._observer.step_time, EVERY / MOST)
-                model._set_ddp_runtime_logging_sample_rate(max(1, int(rate)))
+                steps, self._steps = self._observer.step - self._steps, self._observer.step
+                model._set_ddp_runtime_logging_sample_rate(max(1, steps))
         except Exception as error:
             self._observer.fail(error)
 

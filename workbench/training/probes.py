@@ -12,7 +12,7 @@ import torch
 from torch.compiler import is_dynamo_compiling as tracing
 
 from workbench.training.communication import watch_communication
-from workbench.training.observe import BACKWARD, CHECKPOINT, DATA, FORWARD, Observer
+from workbench.training.observe import BACKWARD, CHECKPOINT, DATA, FORWARD, OPTIMIZER, Observer
 from workbench.training.overlap import Overlap
 from workbench.training.patching import Function, skip_frame
 
@@ -25,20 +25,45 @@ def install(observer: Observer) -> None:
 def _watch_optimizers(observer: Observer) -> None:
     from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-    mark = observer.mark
+    mark, clock, offset, say = observer.mark, observer.clock, observer.offset, observer.box.now
 
     def before(optimizer: Any, args: Any, kwargs: Any) -> None:
         if tracing():
             return
-        if observer.thread == get_ident() or observer.follow(get_ident()):
-            observer.before_step()
+        if observer.thread != get_ident() and not observer.follow(get_ident()):
+            return
+        try:
+            now = clock()
+            if mark.stepped is not False:
+                observer.attend(now)
+            observer.optimizer_frame = (OPTIMIZER, observer.activity, now, observer.sum)
+            observer.activity = OPTIMIZER
+            say(observer.step, OPTIMIZER, now + offset)
+        except Exception as error:
+            observer.fail(error)
 
     def after(optimizer: Any, args: Any, kwargs: Any) -> None:
         if tracing():
             mark.stepped = True
             return
-        if observer.thread == get_ident():
-            observer.after_step(optimizer)
+        if observer.thread != get_ident():
+            return
+        try:
+            now = clock()
+            frame = observer.optimizer_frame
+            if frame is not None:
+                observer.optimizer_frame = None
+                _, observer.activity, start, before = frame
+                own = now - start - (observer.sum - before)
+                observer.sum += own
+                observer.spent[OPTIMIZER] += own
+            if observer.owner() is optimizer or observer.takes_over(optimizer):
+                observer.finish(now)
+            else:
+                observer.gap, observer.gap_sum = now, observer.sum
+                say(observer.step, observer.activity, now + offset)
+        except Exception as error:
+            observer.fail(error)
 
     for register, hook in (
         (register_optimizer_step_pre_hook, before),
@@ -52,18 +77,39 @@ def _watch_loaders(observer: Observer) -> None:
     from torch.utils.data.dataloader import _BaseDataLoaderIter
 
     training = torch.is_grad_enabled
+    mark, clock, offset, say = observer.mark, observer.clock, observer.offset, observer.box.now
+    size, pending = observer.sizes.size, observer.pending
 
     def make(plain: Function) -> Function:
         def __next__(self: Any) -> Any:
-            if tracing() or observer.thread != get_ident() or observer.activity == DATA:
+            if observer.thread != get_ident() or observer.activity == DATA:
                 return plain(self)
-            frame = observer.enter(DATA)
+            before, sum_before, start = observer.activity, observer.sum, clock()
+            if mark.stepped is not False:
+                observer.attend(start)
+            observer.activity = DATA
+            say(observer.step, DATA, start + offset)
             batch = None
             try:
                 batch = plain(self)
-                return batch
             finally:
-                observer.end_data(frame, self, batch, training())
+                try:
+                    now = clock()
+                    own = now - start - (observer.sum - sum_before)
+                    observer.spent[DATA] += own
+                    observer.gap_sum = observer.sum = observer.sum + own
+                    observer.gap = now
+                    observer.activity = after = before
+                    if batch is None:
+                        pending.pop(id(self), None)
+                    elif training():
+                        pending[id(self)] = size(batch)
+                        observer.last_said = None
+                        after = observer.after_data
+                    say(observer.step, after, now + offset)
+                except Exception as error:
+                    observer.fail(error)
+            return batch
 
         return __next__
 
@@ -71,17 +117,45 @@ def _watch_loaders(observer: Observer) -> None:
 
 
 def _watch_backward(observer: Observer) -> None:
-    """The engine's own entry: `Tensor.backward`, `autograd.backward` and `autograd.grad` stay as they are."""
+    """The engine's own entry, which Dynamo never traces: `Tensor.backward` and `torch.autograd` stay as they are."""
+    mark, clock, offset, say, pending = (
+        observer.mark,
+        observer.clock,
+        observer.offset,
+        observer.box.now,
+        observer.pending,
+    )
 
     def make(plain: Function) -> Function:
         def call(*args: Any, **kwargs: Any) -> Any:
-            if tracing() or observer.thread != get_ident() or observer.activity == BACKWARD:
+            if observer.thread != get_ident() or observer.activity == BACKWARD:
                 return plain(*args, **kwargs)
-            frame = observer.begin_backward()
+            before, sum_before, start = observer.activity, observer.sum, clock()
+            if mark.stepped is not False:
+                observer.attend(start)
+            forward = start - observer.gap - (sum_before - observer.gap_sum)
+            if forward > 0.0:
+                observer.spent[FORWARD] += forward
+            if pending:
+                for count in pending.values():
+                    observer.samples += count
+                pending.clear()
+            observer.activity = BACKWARD
+            observer.last_said = None
+            say(observer.step, BACKWARD, start + offset)
             try:
                 return plain(*args, **kwargs)
             finally:
-                observer.end_backward(frame)
+                try:
+                    now = clock()
+                    own = now - start - (observer.sum - sum_before)
+                    observer.spent[BACKWARD] += own
+                    observer.gap_sum = observer.sum = observer.sum + own
+                    observer.gap = now
+                    observer.activity = before
+                    say(observer.step, before, now + offset)
+                except Exception as error:
+                    observer.fail(error)
 
         return call
 
