@@ -97,6 +97,8 @@ class Writer:
         self._buffer = buffer
         # Several times a step and each time out of the caches: one call into C costs a fraction of a Python function.
         self.now: Callable[[int, int, float], None] = partial(_NOW.pack_into, buffer, _NOW_AT)
+        self._put_step = partial(STEP.pack_into, buffer)
+        self._put_head = partial(_HEAD.pack_into, buffer, _HEAD_AT)
         self._head: int = _HEAD.unpack_from(buffer, _HEAD_AT)[0]
 
     def collective(self, seq: int, name: str) -> None:
@@ -109,9 +111,10 @@ class Writer:
 
     def record(self, *step: float) -> None:
         """Append one step: the fields of `StepRecord`, in order."""
-        STEP.pack_into(self._buffer, HEADER_SIZE + self._head % CAPACITY * STEP.size, *step)
-        self._head += 1
-        _HEAD.pack_into(self._buffer, _HEAD_AT, self._head)
+        head = self._head
+        self._put_step(HEADER_SIZE + head % CAPACITY * STEP.size, *step)
+        self._head = head + 1
+        self._put_head(head + 1)
 
     def amend(self, field: str, value: float) -> None:
         """Replace a field, any but `step`, of the newest record; a reader that has it already keeps the old value."""
