@@ -50,7 +50,7 @@ def serve(rank: int, world_size: int, port: int, control: Connection, box_path: 
         box = blackbox.Writer(mmap.mmap(file.fileno(), blackbox.SIZE))
     guard.install()
     observe.install(box, offset=time.time() - time.monotonic())
-    namespace: dict[str, Any] = {"__name__": "__main__", "__builtins__": __builtins__}
+    namespace = vars(sys.modules["__main__"])
     serve_cells(control.recv, lambda header, payload: control.send((header, payload)), namespace, box)
 
 

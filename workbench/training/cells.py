@@ -67,6 +67,7 @@ class Cells:
             if header["op"] == "interrupt":
                 self.interrupts.interrupt()
             else:
+                self.interrupts.arrive()
                 self._waiting.put((header, payload))
 
     def serve(self) -> None:
@@ -87,6 +88,7 @@ class Cells:
         result = b""
         try:
             with self.interrupts.allowed():
+                self.interrupts.check()
                 answer["data"], result = self._run(header, payload)
         except BaseException as error:
             answer.update(ok=False, **explain(self._cause(error)))

@@ -35,10 +35,13 @@ class Interrupts:
     def __init__(self, observer: Observer) -> None:
         self._observer = observer
         self._main = threading.get_native_id(), threading.get_ident()
-        self._cell = 0  # counts cells
+        self._arrived = 0  # counts cells
+        self._cell = 0  # the one begun last, by that count
+        self._unwanted = 0  # one that was interrupted before it began
         self._is_running = False
-        self._taken = 0.0  # when the main thread last took a SIGINT
+        self._taken = 0.0  # when the main thread last took a SIGINT in this cell
         self._watcher: threading.Thread | None = None
+        self._watched = 0  # the cell it is for
         self.was_freed = False  # sockets were shut under this cell
         self.broken = ""  # where the process group was interrupted; its user has not been told
 
@@ -48,8 +51,8 @@ class Interrupts:
         signal.signal(signal.SIGINT, self._on_signal)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        self._taken = time.monotonic()
-        if self._is_running:
+        if self._is_running:  # else it ended nothing, and does not count as taken
+            self._taken = time.monotonic()
             raise KeyboardInterrupt
 
     @contextlib.contextmanager
@@ -57,11 +60,18 @@ class Interrupts:
         """While the cell runs; outside, an interrupt must not cost a cell its answer."""
         self._cell += 1
         self.was_freed = False
+        self._taken = 0.0
         self._is_running = True
         try:
             yield
         finally:
             self._is_running = False
+
+    def check(self) -> None:
+        """At the start of the cell: it may have been interrupted while it waited."""
+        if self._unwanted == self._cell:
+            self._taken = time.monotonic()
+            raise KeyboardInterrupt
 
     def tell(self) -> str:
         """What the user must know of the process group, once."""
@@ -75,12 +85,19 @@ class Interrupts:
 
     # --- in the thread that reads the control socket ---
 
+    def arrive(self) -> None:
+        """A cell has come in and waits for its turn."""
+        self._arrived += 1
+
     def interrupt(self) -> None:
-        """The agent wants the running cell to end; it sends SIGINT as well."""
-        if self._is_running and (self._watcher is None or not self._watcher.is_alive()):
-            self._watcher = threading.Thread(
-                target=self._free, args=(self._cell,), name="dtrain-interrupt", daemon=True
-            )
+        """The agent wants the running cell to end, or the one about to begin; it sends SIGINT as well."""
+        if not self._is_running and self._arrived > self._cell:
+            self._unwanted = self._cell + 1
+        cell = self._cell
+        is_watched = self._watcher is not None and self._watcher.is_alive() and self._watched == cell
+        if self._is_running and not is_watched:
+            self._watched = cell
+            self._watcher = threading.Thread(target=self._free, args=(cell,), name="dtrain-interrupt", daemon=True)
             self._watcher.start()
 
     # --- in a thread of its own ---
