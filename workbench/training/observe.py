@@ -79,6 +79,7 @@ class Observer:
         self.gap_sum = 0.0
         self.after_data = FORWARD  # what the rank does then; not known where DDP says so
         self.optimizer_frame: Frame | None = None
+        self.is_stepping = False  # an optimizer has begun its step()
         self.pending: dict[int, int] = {}  # batches not trained on yet: size by iterator
         self.samples = 0.0
         self.last_said: Set[str] | None = None  # fields reported of the newest record; None once the next step began

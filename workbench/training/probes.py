@@ -32,10 +32,13 @@ def _watch_optimizers(observer: Observer) -> None:
             return
         if observer.thread != get_ident() and not observer.follow(get_ident()):
             return
+        observer.is_stepping = True
         try:
             now = clock()
             if mark.stepped is not False:
                 observer.attend(now)
+            if observer.optimizer_frame is not None and observer.activity == OPTIMIZER:
+                return  # a subclass' or wrapper's step() calls this one: from the outer's start to the inner's end
             observer.optimizer_frame = (OPTIMIZER, observer.activity, now, observer.sum)
             observer.activity = OPTIMIZER
             say(observer.step, OPTIMIZER, now + offset)
@@ -46,8 +49,9 @@ def _watch_optimizers(observer: Observer) -> None:
         if tracing():
             mark.stepped = True
             return
-        if observer.thread != get_ident():
-            return
+        if observer.thread != get_ident() or not observer.is_stepping:
+            return  # not stepping: the outer of two has ended, whose inner has been counted
+        observer.is_stepping = False
         try:
             now = clock()
             frame = observer.optimizer_frame
