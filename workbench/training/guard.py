@@ -106,7 +106,7 @@ class Guard:
         return rendezvous
 
     def _meet(self, url: str, store: Any, rank: int, world_size: int, timeout: Any) -> Any:
-        outlives_us = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" and url.startswith("env://")
+        outlives_us = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" and url.startswith(("env://", "tcp://"))
         if not outlives_us or not (self.always_meet or self._groups_made):
             return store
         from torch._C._distributed_c10d import PrefixStore
