@@ -14,6 +14,10 @@ The rules of counting:
   backward = the autograd engine; comm = calls of torch.distributed and `Work.wait`, and what DDP's backward waits for
   its buckets (from its own timers, looked at a few times a second, as a share of the backward); optimizer = `step()`;
   checkpoint = `torch.save`. What is left of a step is "other".
+- **Detail**: while steps are shorter than `SHORT`, watching every part of each would cost more than 1 % of it. Then one
+  step of four is watched whole; in the others steps, samples, data wait and calls of torch.distributed are still exact,
+  and the rest is divided into forward, backward and optimizer as in the last whole one; the box does not name these,
+  and gets such steps three at a time, or with the next probe after `LATE`.
 - **Collectives** are numbered over the default group only; point-to-point calls and those of subgroups have a name but
   no number of their own, since ranks differ in them.
 - One thread is watched: the one that installed, until another one takes a step.
@@ -41,9 +45,13 @@ DATA, FORWARD, BACKWARD = int(Activity.DATA), int(Activity.FORWARD), int(Activit
 COMM, OPTIMIZER, CHECKPOINT = int(Activity.COLLECTIVE), int(Activity.OPTIMIZER), int(Activity.CHECKPOINT)
 NO_TIME: Final = [0.0] * 8  # by activity up to CHECKPOINT; from DATA on the order of a `StepRecord`
 NOTHING_SAID: Final[frozenset[str]] = frozenset()
+SHORT: Final = 0.003  # s
+EACH: Final = 16  # of short steps one in so many is watched whole
+LATE: Final = 0.02  # s
 NOBODY: Final = -1  # a thread that does not exist: every probe passes by
 SILENCE: Final = 5.0  # s without a step after which another thread's step moves the watch there
 
+Quick: TypeAlias = tuple[float, float, float]  # end, data wait, samples of a step that was not watched whole
 Frame: TypeAlias = tuple[int, int, float, float]  # activity, the one before, start, sum of all phases at the start
 
 
@@ -73,6 +81,9 @@ class Observer:
         self.mark = Mark()
         self.step = 0
         self.base = self.activity = int(Activity.RUNNING)
+        self.is_whole = True  # this step is watched in all its parts
+        self.waiting: list[Quick] = []  # steps that were not, and are not in the box yet
+        self.began = 0.0  # the start of the first step that is not in the box
         self.spent = NO_TIME.copy()
         self.sum = 0.0  # of all phases that have ended, ever
         self.gap = math.inf  # where forward begins when no DDP says so; inf: a DDP has said so
@@ -89,17 +100,18 @@ class Observer:
         self.collectives = 0
         self.collective = ""  # the last one called
         self.patches = Patches()
-        self._began: float | None = None  # the step's start
-        self._others: dict[int, int] = {}  # steps of other optimizers since the clock's last, by id
+        # Forward, backward, optimizer in the last step watched whole, as shares of what data and comm leave.
+        self._shares = (0.0, 0.0, 0.0)
+        self.others: dict[int, int] = {}  # steps of other optimizers since the clock's last, by id
         self._paused = 0.0
-        self._said: dict[str, float] = {}  # reported for the step being taken
+        self.said: dict[str, float] = {}  # reported for the step being taken
 
     # --- phases: `enter` gives what `leave` wants back ---
 
     def enter(self, activity: int) -> Frame | None:
         try:
             now = self.clock()
-            if self.mark.stepped is not False:
+            if self.mark.stepped is not False or self.waiting:
                 self.attend(now)
             frame = (activity, self.activity, now, self.sum)
             self.activity = activity
@@ -139,47 +151,74 @@ class Observer:
         return self.enter(COMM)
 
     def attend(self, now: float) -> None:
-        """What is rare at the start of a phase: the first one of all, and steps that compiled code has taken."""
-        if self._began is None:
-            self._began = now
+        """What is rare at the start of a phase: the first one of all, steps to write, steps that compiled code took."""
+        if not self.began:
+            self.began = now
+        self.flush()
         if self.mark.stepped is True:
             self.finish(now)
         self.mark.stepped = False
+
+    def attend_late(self) -> None:
+        """At the end of a cell or of all, where no phase will start."""
+        if self.thread != NOBODY and (self.waiting or self.mark.stepped is True):
+            self.attend(self.clock())
 
     # --- steps ---
 
     def takes_over(self, optimizer: object) -> bool:
         if self.owner() is not None:
-            count = self._others[id(optimizer)] = self._others.get(id(optimizer), 0) + 1
+            count = self.others[id(optimizer)] = self.others.get(id(optimizer), 0) + 1
             if count < 2:
                 return False
         self.owner = weakref.ref(optimizer)
         return True
 
+    def flush(self) -> None:
+        """Write the steps that wait."""
+        if self.waiting:
+            waiting, self.waiting[:] = self.waiting.copy(), ()
+            kept = self.spent, self.samples, self.last_said
+            for now, data, samples in waiting:
+                self.spent = NO_TIME.copy()
+                self.spent[DATA], self.samples = data, samples
+                self._write(now)
+            self.spent, self.samples, self.last_said = kept
+
     def finish(self, now: float) -> None:
+        self.flush()
+        self.others.clear()
+        self._write(now)
+
+    def _write(self, now: float) -> None:
         step = self.step = self.step + 1
-        spent = self.spent
-        if self.exposed:
-            waited = spent[BACKWARD] * self.exposed
-            spent[BACKWARD] -= waited
-            spent[COMM] += waited
-        if self._others:
-            self._others.clear()
         samples, tokens, loss = self.samples, 0.0, NO_LOSS
         self.last_said = NOTHING_SAID
-        if self._said:
-            said, self._said = self._said, {}
+        if self.said:
+            said, self.said = self.said, {}
             samples, tokens, loss = said.get("samples", samples), said.get("tokens", tokens), said.get("loss", loss)
             self.last_said = said.keys()
-        _, _, data, forward, backward, comm, optimizer, checkpoint = spent
         end = now + self.offset
-        duration = 0.0 if self._began is None else now - self._began
+        duration = now - self.began if self.began else 0.0
+        _, _, data, forward, backward, comm, optimizer, checkpoint = self.spent
+        left = duration - data - comm - checkpoint
+        if self.is_whole:
+            if left > 0.0:
+                self._shares = forward / left, backward / left, optimizer / left
+        elif left > 0.0:
+            forward, backward, optimizer = self._shares
+            forward, backward, optimizer = forward * left, backward * left, optimizer * left
+        if self.exposed:
+            waited = backward * self.exposed
+            backward -= waited
+            comm += waited
+        self.is_whole = duration > SHORT or not step % EACH
         self.box.record(
             step, end, duration, data, forward, backward, comm, optimizer, checkpoint, samples, tokens, loss
         )
         self.spent = NO_TIME.copy()
         self.samples = 0.0
-        self._began = self.gap = now
+        self.began = self.gap = now
         self.gap_sum = self.sum
         self.activity = self.base
         self.box.now(step, self.base, end)
@@ -190,13 +229,14 @@ class Observer:
         """`samples`, `tokens` or `loss` of the step just finished, if it has none yet and nothing of the next has
         begun; else of the step being taken, where samples and tokens of several reports add up.
         """
+        self.flush()
         if self.last_said is not None and field not in self.last_said:
             self.last_said = {*self.last_said, field}
             self.box.amend(field, value)
         elif field == "loss":
-            self._said[field] = value
+            self.said[field] = value
         else:
-            self._said[field] = self._said.get(field, 0.0) + value
+            self.said[field] = self.said.get(field, 0.0) + value
 
     def progress(self, done: int, total: int) -> None:
         self.box.progress(done, total)
@@ -206,10 +246,11 @@ class Observer:
     def rest(self, activity: Activity) -> None:
         """Between phases the rank is in `activity` from now on. A pause is not part of a step."""
         now = self.clock()
+        self.attend_late()
         if activity is Activity.IDLE:
             self._paused = now
-        elif self._began is not None and self.base == Activity.IDLE:
-            self._began += now - self._paused
+        elif self.began and self.base == Activity.IDLE:
+            self.began += now - self._paused
             self.gap += now - self._paused
         self.base = self.activity = int(activity)
         self.owner, self.optimizer_frame = nothing, None  # a new cell's optimizer is the clock at once
@@ -219,7 +260,7 @@ class Observer:
 
     def follow(self, thread: int) -> bool:
         """Whether to watch this thread, which is about to step, from now on."""
-        if self.thread == NOBODY or (self._began is not None and self.clock() - self._began < SILENCE):
+        if self.thread == NOBODY or (self.began and self.clock() - self.began < SILENCE):
             return False
         self.thread = thread
         return True
@@ -232,6 +273,7 @@ class Observer:
 
     def uninstall(self) -> None:
         """Take every probe off."""
+        self.attend_late()
         self.thread = NOBODY
         self.patches.undo()
         atexit.unregister(self._exiting)
@@ -240,6 +282,7 @@ class Observer:
 
     def _exiting(self) -> None:
         if self.thread != NOBODY:
+            self.attend_late()
             self.box.now(self.step, int(Activity.EXITING), self.clock() + self.offset)
 
 

@@ -12,7 +12,18 @@ import torch
 from torch.compiler import is_dynamo_compiling as tracing
 
 from workbench.training.communication import watch_communication
-from workbench.training.observe import BACKWARD, CHECKPOINT, DATA, FORWARD, OPTIMIZER, Observer
+from workbench.training.observe import (
+    BACKWARD,
+    CHECKPOINT,
+    COMM,
+    DATA,
+    EACH,
+    FORWARD,
+    LATE,
+    NOTHING_SAID,
+    OPTIMIZER,
+    Observer,
+)
 from workbench.training.overlap import Overlap
 from workbench.training.patching import Function, skip_frame
 
@@ -26,6 +37,7 @@ def _watch_optimizers(observer: Observer) -> None:
     from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
     mark, clock, offset, say = observer.mark, observer.clock, observer.offset, observer.box.now
+    waiting = observer.waiting
 
     def before(optimizer: Any, args: Any, kwargs: Any) -> None:
         if tracing():
@@ -33,6 +45,8 @@ def _watch_optimizers(observer: Observer) -> None:
         if observer.thread != get_ident() and not observer.follow(get_ident()):
             return
         observer.is_stepping = True
+        if not observer.is_whole:
+            return
         try:
             now = clock()
             if mark.stepped is not False:
@@ -54,6 +68,17 @@ def _watch_optimizers(observer: Observer) -> None:
         observer.is_stepping = False
         try:
             now = clock()
+            if not observer.is_whole and not observer.said and observer.owner() is optimizer:
+                spent = observer.spent
+                if spent[COMM] == 0.0:
+                    waiting.append((now, spent[DATA], observer.samples))
+                    spent[DATA] = observer.samples = 0.0
+                    observer.last_said = NOTHING_SAID
+                    if observer.others:
+                        observer.others.clear()
+                    if len(waiting) == EACH - 1 or now - observer.began > LATE:
+                        observer.flush()
+                    return
             frame = observer.optimizer_frame
             if frame is not None:
                 observer.optimizer_frame = None
@@ -89,6 +114,22 @@ def _watch_loaders(observer: Observer) -> None:
             if observer.thread != get_ident() or observer.activity == DATA:
                 return plain(self)
             before, sum_before, start = observer.activity, observer.sum, clock()
+            if not observer.is_whole:
+                if mark.stepped is not False or start - observer.began > LATE:
+                    observer.attend(start)
+                observer.activity = DATA
+                try:
+                    batch = plain(self)
+                    if training():
+                        pending[id(self)] = size(batch)
+                    return batch
+                except StopIteration:
+                    pending.pop(id(self), None)
+                    raise
+                finally:
+                    observer.spent[DATA] += clock() - start
+                    observer.activity = before
+                    observer.last_said = None
             if mark.stepped is not False:
                 observer.attend(start)
             observer.activity = DATA
@@ -134,18 +175,20 @@ def _watch_backward(observer: Observer) -> None:
         def call(*args: Any, **kwargs: Any) -> Any:
             if observer.thread != get_ident() or observer.activity == BACKWARD:
                 return plain(*args, **kwargs)
+            if pending:
+                for count in pending.values():
+                    observer.samples += count
+                pending.clear()
+            observer.last_said = None
+            if not observer.is_whole:
+                return plain(*args, **kwargs)
             before, sum_before, start = observer.activity, observer.sum, clock()
             if mark.stepped is not False:
                 observer.attend(start)
             forward = start - observer.gap - (sum_before - observer.gap_sum)
             if forward > 0.0:
                 observer.spent[FORWARD] += forward
-            if pending:
-                for count in pending.values():
-                    observer.samples += count
-                pending.clear()
             observer.activity = BACKWARD
-            observer.last_said = None
             say(observer.step, BACKWARD, start + offset)
             try:
                 return plain(*args, **kwargs)
@@ -177,6 +220,9 @@ def _watch_models(observer: Observer) -> None:
     def make(plain: Function) -> Function:
         def forward(self: Any, *inputs: Any, **kwargs: Any) -> Any:
             if tracing() or observer.thread != get_ident() or observer.activity == FORWARD:
+                return plain(self, *inputs, **kwargs)
+            if not observer.is_whole:
+                observer.last_said = None
                 return plain(self, *inputs, **kwargs)
             overlap.look(self)
             frame = observer.begin_forward()
