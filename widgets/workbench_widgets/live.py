@@ -77,9 +77,10 @@ export function render({model}) {
   });
   let waits = null;
   root.addEventListener('input', event => {
-    if (!event.target.dataset.set || event.target.nodeName === 'SELECT') return;
+    const input = event.target;  // later the event would name the shadow root's host
+    if (!input.dataset.set || input.nodeName === 'SELECT') return;
     clearTimeout(waits);
-    waits = setTimeout(() => tell(event.target.dataset.set, event.target.value), 200);
+    waits = setTimeout(() => tell(input.dataset.set, input.value), 200);
   });
   draw();
   model.on('markup', draw);
@@ -92,9 +93,7 @@ export function render({model}) {
   const page = document.documentElement;
   const theme = () => model.send_msg({theme: page.dataset.theme});
   new MutationObserver(theme).observe(page, {attributes: true, attributeFilter: ['data-theme']});
-  const answer = () => requestAnimationFrame(() => { model.send_msg({}); page.dataset.live = '1'; });
-  model.on('pulse', answer);
-  answer();
+  model.on('pulse', () => requestAnimationFrame(() => { model.send_msg({}); page.dataset.live = '1'; }));
   return document.createElement('span');
 }
 """

@@ -24,8 +24,9 @@ class Pacer:
     ) -> None:
         self._draw, self._later, self._now, self._interval = draw, later, now, interval
         self._drawn_at = float("-inf")
-        self._is_wanted = self._is_due = self._is_closed = False
-        self._is_shown = True  # the browser has drawn the last
+        self._is_due = self._is_closed = False
+        self._is_wanted = True  # once, however little happens
+        self._is_shown = False  # the browser has drawn the last; what is sent before it is ready could be lost
 
     def want(self) -> None:
         """Something has changed."""
@@ -33,7 +34,7 @@ class Pacer:
         self._plan()
 
     def shown(self) -> None:
-        """The browser has drawn."""
+        """The browser is ready, or has drawn the last."""
         self._is_shown = True
         self._plan()
 

@@ -13,7 +13,7 @@ from workbench_widgets.theme import known_theme
 # The theme comes with the address, later from the notebook around the frame: only its own origin may say.
 _SCRIPT: Final = """
 (function(){
-var page=document.documentElement,state=document.getElementById('state');
+var page=document.documentElement,state=document.getElementById('state'),main=document.querySelector('main');
 function say(text){if(state.textContent!==text)state.textContent=text}
 addEventListener('message',function(event){
 var theme=event.data&&event.data.dtrainTheme;
@@ -26,6 +26,9 @@ function back(){fetch('healthz',{credentials:'same-origin',cache:'no-store'}).th
 if(!answer.ok||answer.redirected)throw answer.status;location.reload()}).catch(function(){setTimeout(back,2000)})}
 function gone(){say('The live view has lost its server; below is how things stood. It comes back by itself when the \\
 server does: start it with %dtrain up.');delete page.dataset.live;setTimeout(back,1000)}
+function fit(){try{var frame=window.frameElement;
+if(frame)frame.style.height=Math.min(TALLEST,Math.max(180,Math.ceil(main.getBoundingClientRect().height)))+'px'}catch(e){}}
+new ResizeObserver(fit).observe(main);
 var look=setInterval(function(){
 var doc=window.Bokeh&&Bokeh.documents&&Bokeh.documents[0];
 if(doc){clearInterval(look);doc.on_event('connection_lost',gone)}},100);
@@ -50,6 +53,7 @@ BODY
 {{ plot_script }}
 {% endblock %}
 """
+TALLEST: Final = 720  # px that the frame in a notebook grows to; more is scrolled
 JOB_BODY: Final = """
 <div class="top"><div>{{ embed(roots.header) }}</div><div>{{ embed(roots.controls) }}</div></div>
 <section aria-label="Ranks">{{ embed(roots.ranks) }}</section>
@@ -63,7 +67,12 @@ LIST_BODY: Final = '<section aria-label="Jobs">{{ embed(roots.jobs) }}</section>
 
 def template(body: str) -> str:
     """What Panel renders, around the roots that `body` names."""
-    return _TEMPLATE.replace("PAGE", PAGE).replace("BODY", body).replace("SCRIPT", _SCRIPT)
+    return (
+        _TEMPLATE.replace("PAGE", PAGE)
+        .replace("BODY", body)
+        .replace("SCRIPT", _SCRIPT)
+        .replace("TALLEST", str(TALLEST))
+    )
 
 
 def variables(theme: str, loading: str) -> dict[str, Any]:

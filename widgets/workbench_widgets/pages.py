@@ -57,7 +57,7 @@ class Pages:
         job_id, theme = page.argument(arguments, "id"), known_theme(page.argument(arguments, "theme"))
         _prepare(doc, f"{job_id or 'no job'} · dtrain", page.JOB_BODY, theme)
         dashboard = Dashboard(self._followers.get(job_id), theme, later_on(doc))
-        _place(doc, dashboard.roots)
+        _place(doc, dashboard.roots, dashboard.pacer)
         doc.on_session_destroyed(lambda _: dashboard.close())
 
     def _list_page(self, doc: Any) -> None:
@@ -73,7 +73,7 @@ class Pages:
         frame = Frame(pacer.shown, jobs.paint)
         end = self._overview.subscribe(lambda: later(0.0, pacer.want))
         draw()
-        _place(doc, {"jobs": jobs.root, "frame": frame})
+        _place(doc, {"jobs": jobs.root, "frame": frame}, pacer)
 
         def close(_: object) -> None:
             end()
@@ -112,7 +112,8 @@ def _prepare(doc: Any, title: str, body: str, theme: str) -> None:
     doc.config.reconnect_session = doc.config.notify_connection_status = False  # the page says it in its own words
 
 
-def _place(doc: Any, roots: dict[str, Any]) -> None:
+def _place(doc: Any, roots: dict[str, Any], pacer: Pacer) -> None:
+    doc.on_event("document_ready", lambda _: pacer.shown())
     for name, viewable in roots.items():
         model = viewable.server_doc(doc, location=False).roots[-1]
         model.name = name

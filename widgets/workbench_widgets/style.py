@@ -44,21 +44,27 @@ button{{cursor:pointer}} button:hover,select:hover{{border-color:var(--dt-muted)
 button[aria-disabled=true]{{color:var(--dt-muted);cursor:default;border-color:var(--dt-line)}}
 button.danger{{color:var(--dt-bad)}}
 button.sure{{color:var(--dt-page);background:var(--dt-bad);border-color:var(--dt-bad)}}
+.tools input{{flex:1 1 90px;min-width:90px;max-width:260px}}
 input::placeholder{{color:var(--dt-muted);opacity:1}} select{{padding:0 4px}}
 .tools{{margin-bottom:6px;display:flex;flex-wrap:wrap;gap:6px;align-items:center}}
 
 .scroll{{overflow:auto;max-height:340px}}
 table{{border-collapse:collapse;width:100%;font-variant-numeric:tabular-nums}}
-th,td{{padding:4px 14px 4px 0;text-align:left;font-weight:400;white-space:nowrap;
+th,td{{padding:4px 12px 4px 0;text-align:left;font-weight:400;white-space:nowrap;
  border-bottom:1px solid var(--dt-line)}}
-th:last-child,td:last-child{{padding-right:4px}}
+.now{{min-width:21ch}}
+.scroll{{container-type:inline-size}}
+@container(max-width:840px){{.need7{{display:none}}}}
+@container(max-width:770px){{.need6{{display:none}}}}
+@container(max-width:700px){{.need4{{display:none}}}}
+@container(max-width:580px){{.need3,.need5{{display:none}}}}
 thead th{{color:var(--dt-muted);font-size:{SMALL_SIZE};position:sticky;top:0;background:var(--dt-page);z-index:1}}
 th.n,td.n{{text-align:right}} td.wide{{white-space:normal}}
 tbody tr.marked>*{{background:var(--dt-mark)}}
 tbody tr.marked>:last-child,tbody tr.marked>th{{font-weight:600}}
 tbody th{{padding-left:4px}} thead th:first-child{{padding-left:4px}}
 .dot{{display:inline-block;width:10px;height:10px;border-radius:2px;margin-right:6px;vertical-align:-1px}}
-.shares{{display:flex;width:100%;min-width:190px;max-width:420px;height:16px;border-radius:3px;overflow:hidden}}
+.shares{{display:flex;width:100%;min-width:130px;max-width:420px;height:16px;border-radius:3px;overflow:hidden}}
 .shares>i{{display:block;overflow:hidden;font:11px/16px {FONT};color:#000;text-align:center;white-space:nowrap}}
 .shares>i+i{{border-left:1px solid var(--dt-page)}}
 {_PHASES}
@@ -86,7 +92,7 @@ h2{{margin:0 0 4px;font-size:{SMALL_SIZE};font-weight:600;color:var(--dt-muted)}
 .top{{display:flex;flex-wrap:wrap;gap:6px 24px;align-items:flex-start}}
 .top>:first-child{{flex:1 1 420px;min-width:0}} .top>:last-child{{flex:0 1 auto;max-width:100%}}
 .two{{display:grid;grid-template-columns:minmax(0,1fr);gap:0 24px}}
-@media(min-width:860px){{.two{{grid-template-columns:minmax(0,1fr) minmax(0,1fr)}}}}
+@media(min-width:740px){{.two{{grid-template-columns:minmax(0,1fr) minmax(0,1fr)}}}}
 #state{{margin:0}} #state:not(:empty){{margin-bottom:8px;padding:6px 10px;border-left:3px solid var(--dt-warn);
  background:var(--dt-raised)}}
 """

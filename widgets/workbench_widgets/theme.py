@@ -14,8 +14,8 @@ FONT: Final = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', A
 MONO: Final = "ui-monospace, SFMono-Regular, Menlo, Consolas, 'DejaVu Sans Mono', monospace"
 TEXT_SIZE: Final = "13px"
 SMALL_SIZE: Final = "12px"
-CHART_HEIGHT: Final = 200  # px
-LOG_HEIGHT: Final = 260  # px
+CHART_HEIGHT: Final = 190  # px
+LOG_HEIGHT: Final = 196  # px
 
 _PAIRS: Final[Mapping[str, tuple[str, str]]] = {  # name: (light, dark)
     "page": ("#ffffff", "#111111"),  # JupyterLab's own, so that the frame has no edge

@@ -16,7 +16,7 @@ from workbench_widgets.style import PANEL
 
 MOST: Final = 400  # lines in the page
 CHARACTERS: Final = 400  # of a line; the file has all
-LEVELS: Final = (("0", "all lines"), ("1", "warnings, errors"), ("2", "errors"))
+LEVELS: Final = (("0", "all lines"), ("1", "warnings"), ("2", "errors"))
 SELECTABLE: Final = 1024  # ranks in the filter
 _ID: Final = "log-lines"
 
@@ -57,8 +57,8 @@ def bar_html(ranks: int) -> str:
     return (
         '<div class="tools" role="group" aria-label="which lines">'
         f'<select data-set="rank" aria-label="ranks"><option value="">all ranks</option>{choices}</select>'
-        f'<select data-set="level" aria-label="level">{levels}</select>'
-        '<input type="search" data-set="text" placeholder="containing …" aria-label="lines that contain" size="16">'
+        f'<select data-set="level" aria-label="at least this level">{levels}</select>'
+        '<input type="search" data-set="text" placeholder="containing …" aria-label="lines that contain">'
         "</div>"
     )
 

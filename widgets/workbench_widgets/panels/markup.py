@@ -46,4 +46,8 @@ def table_html(table: Table, *, cell: Callable[[Column, int], str] | None = None
 
 
 def _kind(column: Column) -> str:
-    return ' class="n"' if column.is_number else ""
+    """How it is set, and how soon it goes when there is no room."""
+    names = [*(["n"] if column.is_number else []), *([f"need{column.need}"] if column.need else [])]
+    if column.title == "now":
+        names = ["now"]
+    return f' class="{" ".join(names)}"' if names else ""
