@@ -68,15 +68,18 @@ def _disguise(wrapper: Function, plain: Function) -> Function:
     return wrapper
 
 
-def skip_frame(function: Any) -> None:
-    """Have Dynamo run this function's frame as it is when it is called from compiled code; loads no Dynamo."""
+def skip_frame(function: Any, *, recursive: bool = False) -> None:
+    """Have Dynamo run this function's frame as it is when it is called from compiled code; loads no Dynamo.
+
+    `recursive`: and all that it calls, which must then be ours.
+    """
     with contextlib.suppress(Exception):  # how it is told differs by version of torch, and none of it is public
         from torch._C import _dynamo
 
         eval_frame: Any = _dynamo.eval_frame
         if hasattr(eval_frame, "set_code_exec_strategy"):
             action = eval_frame._FrameAction
-            strategy = eval_frame._FrameExecStrategy(action.SKIP, action.DEFAULT)
+            strategy = eval_frame._FrameExecStrategy(action.SKIP, action.SKIP if recursive else action.DEFAULT)
             eval_frame.set_code_exec_strategy(function.__code__, strategy)
         else:
             eval_frame.skip_code(function.__code__)

@@ -6,11 +6,13 @@ Only what a plain `import torch` has loaded is touched. `tracing()` is True wher
 from __future__ import annotations
 
 from threading import get_ident
+from types import FunctionType
 from typing import Any
 
 import torch
 from torch.compiler import is_dynamo_compiling as tracing
 
+from workbench.training.batches import BatchSizes
 from workbench.training.communication import watch_communication
 from workbench.training.observe import (
     BACKWARD,
@@ -29,6 +31,10 @@ from workbench.training.patching import Function, skip_frame
 
 
 def install(observer: Observer) -> None:
+    for owner in (Observer, Overlap, BatchSizes):
+        for method in vars(owner).values():
+            if isinstance(method, FunctionType):
+                skip_frame(method, recursive=True)
     for watch in (_watch_optimizers, _watch_loaders, _watch_backward, _watch_models, _watch_save, watch_communication):
         watch(observer)
 
@@ -98,7 +104,7 @@ def _watch_optimizers(observer: Observer) -> None:
         (register_optimizer_step_pre_hook, before),
         (register_optimizer_step_post_hook, after),
     ):
-        skip_frame(hook)
+        skip_frame(hook, recursive=True)
         observer.patches.on_undo(register(hook).remove)
 
 
@@ -181,6 +187,8 @@ def _watch_backward(observer: Observer) -> None:
                 pending.clear()
             observer.last_said = None
             if not observer.is_whole:
+                if mark.stepped:
+                    observer.attend(clock())
                 return plain(*args, **kwargs)
             before, sum_before, start = observer.activity, observer.sum, clock()
             if mark.stepped is not False:
