@@ -115,7 +115,7 @@ def test_it_follows_the_theme(tab: Tab, launch: Launch) -> None:
     view = show(tab, launch("steady.py", 60), "theme")
 
     def colours() -> tuple[str, str]:
-        chart = "[...Bokeh.documents[0].all_models].find(m => m.type === 'Figure').border_fill_color"
+        chart = "[...Bokeh.documents[0].all_models].find(m => m.type === 'LinearAxis').major_label_text_color"
         page = "getComputedStyle(document.body).backgroundColor"
         return view.frame.evaluate(f"() => {page}"), view.frame.evaluate(f"() => {chart}.value ?? {chart}")
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from workbench import Job, WorkbenchError
@@ -30,12 +30,18 @@ class Follower:
     """A `Source`. `find` gives the job or raises `WorkbenchError`; `lost` hears of a job whose pool went away."""
 
     def __init__(
-        self, job_id: str, find: Callable[[str], Job], *, lost: Callable[[Job], None], linger: float = LINGER
+        self,
+        job_id: str,
+        find: Callable[[str], Job],
+        *,
+        lost: Callable[[Job], None],
+        linger: float = LINGER,
+        retry: Sequence[float] = RETRY,
     ) -> None:
         self.job_id = job_id
         self.picture = Picture()
         self.log_version = 0
-        self._find, self._lost, self._linger = find, lost, linger
+        self._find, self._lost, self._linger, self._retry = find, lost, linger, retry
         self._lock = threading.Lock()
         self._ring = LogRing()
         self._listeners: dict[object, Callable[[], object]] = {}
@@ -102,10 +108,12 @@ class Follower:
             except Exception as error:
                 logger.exception("following %s", self.job_id)
                 self._say(f"the live page has a fault: {type(error).__name__}: {error}. It tries again.")
-            if self._job is not None and self.is_wanted:
+            if not self.is_wanted:
+                return
+            if self._job is not None:
                 self._lost(self._job)
                 self._job = None
-            self._wake.wait(RETRY[min(attempt, len(RETRY) - 1)])
+            self._wake.wait(self._retry[min(attempt, len(self._retry) - 1)])
             attempt += 1
 
     def _follow(self, job: Job) -> None:

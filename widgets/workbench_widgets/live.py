@@ -36,10 +36,11 @@ function morph(from, to) {
   }
 }
 function attributes(x, y) {
+  const own = name => name === 'open' && x.nodeName === 'DETAILS';  // the reader's
   for (const {name, value} of y.attributes)
-    if (x.getAttribute(name) !== value) x.setAttribute(name, value);
+    if (!own(name) && x.getAttribute(name) !== value) x.setAttribute(name, value);
   for (const name of x.getAttributeNames())
-    if (!y.hasAttribute(name) && !(name === 'open' && x.nodeName === 'DETAILS')) x.removeAttribute(name);
+    if (!own(name) && !y.hasAttribute(name)) x.removeAttribute(name);
 }
 const atEnd = s => s.scrollHeight - s.scrollTop - s.clientHeight < 24;
 export function render({model}) {

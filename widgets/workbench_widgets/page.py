@@ -25,7 +25,8 @@ new MutationObserver(function(){if(page.dataset.live){clearTimeout(slow);say('')
 function back(){fetch('healthz',{credentials:'same-origin',cache:'no-store'}).then(function(answer){
 if(!answer.ok||answer.redirected)throw answer.status;location.reload()}).catch(function(){setTimeout(back,2000)})}
 function gone(){say('The live view has lost its server; below is how things stood. It comes back by itself when the \\
-server does: start it with %dtrain up.');delete page.dataset.live;setTimeout(back,1000)}
+server does: start it with %dtrain up.');delete page.dataset.live;setTimeout(back,1000);
+document.querySelectorAll('[data-acts]').forEach(function(part){part.inert=true})}
 function fit(){try{var frame=window.frameElement;
 if(frame)frame.style.height=Math.min(TALLEST,Math.max(180,Math.ceil(main.getBoundingClientRect().height)))+'px'}catch(e){}}
 new ResizeObserver(fit).observe(main);
@@ -55,7 +56,7 @@ BODY
 """
 TALLEST: Final = 720  # px that the frame in a notebook grows to; more is scrolled
 JOB_BODY: Final = """
-<div class="top"><div>{{ embed(roots.header) }}</div><div>{{ embed(roots.controls) }}</div></div>
+<div class="top"><div>{{ embed(roots.header) }}</div><div data-acts>{{ embed(roots.controls) }}</div></div>
 <section aria-label="Ranks">{{ embed(roots.ranks) }}</section>
 <div class="two">
 <section aria-label="Throughput">{{ embed(roots.throughput) }}</section>

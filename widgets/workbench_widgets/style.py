@@ -93,6 +93,7 @@ h2{{margin:0 0 4px;font-size:{SMALL_SIZE};font-weight:600;color:var(--dt-muted)}
 .top>:first-child{{flex:1 1 420px;min-width:0}} .top>:last-child{{flex:0 1 auto;max-width:100%}}
 .two{{display:grid;grid-template-columns:minmax(0,1fr);gap:0 24px}}
 @media(min-width:740px){{.two{{grid-template-columns:minmax(0,1fr) minmax(0,1fr)}}}}
+[inert]{{opacity:.4}}
 #state{{margin:0}} #state:not(:empty){{margin-bottom:8px;padding:6px 10px;border-left:3px solid var(--dt-warn);
  background:var(--dt-raised)}}
 """

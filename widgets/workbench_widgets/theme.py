@@ -78,13 +78,9 @@ def css_variables() -> str:
 
 def paint_chart(figure: Any, theme: str) -> None:
     """Give a Bokeh figure the theme's colours; its lines are the caller's."""
-    text, muted, line = (colour(name, theme) for name in ("text", "muted", "line"))
-    figure.background_fill_color = figure.border_fill_color = colour("page", theme)
-    figure.outline_line_color = None
+    muted, line = colour("muted", theme), colour("line", theme)
+    figure.background_fill_color = figure.border_fill_color = figure.outline_line_color = None  # the page's shows
     figure.xaxis.axis_line_color = figure.yaxis.axis_line_color = line
     figure.xaxis.major_tick_line_color = figure.yaxis.major_tick_line_color = line
     figure.xaxis.major_label_text_color = figure.yaxis.major_label_text_color = muted
     figure.ygrid.grid_line_color = line
-    for legend in figure.legend:
-        legend.label_text_color = text
-        legend.background_fill_color = colour("page", theme)

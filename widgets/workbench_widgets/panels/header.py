@@ -32,7 +32,8 @@ def header_html(job_id: str, picture: Picture) -> str:
     if view is None:
         wait = "" if picture.notice else '<p class="muted" role="status">reading the job’s record …</p>'
         return f'<div class="head"><h1>{esc(job_id)}</h1></div>{wait}{stale}'
-    lines = "".join(f'<p class="muted">{esc(line)}</p>' for line in notes(view))
+    told = " ".join(view.failure.reason.split()) if view.failure else None
+    lines = "".join(f'<p class="muted">{esc(line)}</p>' for line in notes(view) if line != told)
     return (
         f'<div class="head" data-now="{view.now:.3f}"><h1>{esc(view.job_id)}</h1>{phase_badge(view.phase.value)}'
         f'<span class="muted">{esc(_ranks(view))}</span></div>'
@@ -101,6 +102,10 @@ def _failure(view: JobView) -> str:
         return ""
     where = f" · its log: %dtrain logs {view.job_id} -r {failure.rank}" if failure.rank is not None else ""
     words = esc(failure.traceback[-TRACEBACK:])
-    trace = f"<details><summary>traceback of rank {failure.rank}</summary><pre>{words}</pre></details>" if words else ""
+    trace = (
+        f"<details open><summary>traceback of rank {failure.rank}</summary><pre>{words}</pre></details>"
+        if words
+        else ""
+    )
 
     return f'<div class="notice bad"><p>{esc(failure.reason)}<span class="muted">{esc(where)}</span></p>{trace}</div>'

@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 import panel as pn
 from bokeh.core.validation import silence
 from bokeh.core.validation.warnings import MISSING_RENDERERS
-from bokeh.models import ColumnDataSource, DataRange1d, HoverTool, NumeralTickFormatter
+from bokeh.models import AdaptiveTicker, ColumnDataSource, DataRange1d, HoverTool, NumeralTickFormatter
 from bokeh.plotting import figure
 
 from workbench.views.job import RANKS_WITH_SERIES, JobView
@@ -113,6 +113,7 @@ def _figure() -> Any:
         min_border=4,
         y_range=DataRange1d(start=0),
     )
+    made.xaxis.ticker = AdaptiveTicker(base=60, mantissas=[1, 2, 5, 10, 20, 30], min_interval=1, desired_num_ticks=4)
     made.xaxis.formatter = NumeralTickFormatter(format="00:00:00")
     made.yaxis.formatter = NumeralTickFormatter(format="0,0.[0]")
     made.xgrid.grid_line_color = None

@@ -1,0 +1,165 @@
+"""The process that serves the live pages, spoken to over its socket as Jupyter's proxy does."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import re
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import time
+from base64 import urlsafe_b64decode
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from workbench_widgets.address import socket_path
+
+pytest.importorskip("panel")
+
+
+class Connection(http.client.HTTPConnection):
+    """HTTP over a unix socket."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__("localhost", timeout=20)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.settimeout(20)
+        self.sock.connect(str(self._path))
+
+
+def get(path: Path, address: str, **headers: str) -> tuple[int, dict[str, str], str]:
+    connection = Connection(path)
+    try:
+        connection.request("GET", address, headers=headers)
+        answer = connection.getresponse()
+        return answer.status, dict(answer.headers), answer.read().decode()
+    finally:
+        connection.close()
+
+
+def start(home: Path) -> subprocess.Popen[bytes]:
+    return subprocess.Popen([sys.executable, "-m", "workbench_widgets.server", "--home", str(home)], cwd="/")
+
+
+def await_socket(path: Path, process: subprocess.Popen[bytes]) -> None:
+    deadline = time.monotonic() + 40
+    while not path.exists():
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("home")
+
+
+@pytest.fixture(scope="module")
+def server(home: Path) -> Iterator[subprocess.Popen[bytes]]:
+    process = start(home)
+    try:
+        await_socket(socket_path(home), process)
+        yield process
+    finally:
+        process.terminate()
+        process.wait(20)
+
+
+@pytest.fixture
+def path(server: subprocess.Popen[bytes], home: Path) -> Path:
+    return socket_path(home)
+
+
+def test_only_its_user_can_reach_it_and_there_is_no_port(path: Path, server: subprocess.Popen[bytes]) -> None:
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+    listening = [c for c in psutil.Process(server.pid).net_connections() if c.status == psutil.CONN_LISTEN]
+    assert listening == []
+
+
+def test_health_is_plain_and_names_nothing_of_the_machine(path: Path, home: Path) -> None:
+    status, headers, body = get(path, "/healthz")
+    assert status == 200 and headers["Content-Type"].startswith("application/json")
+    assert json.loads(body)["status"] == "ok"
+    assert headers["Cache-Control"] == "no-store"
+    assert str(home) not in body
+
+
+@pytest.mark.parametrize("address", ["/job?id=no-such-job", "/", "/job", "/job?id=%3Cscript%3E&theme=%22%3E"])
+def test_pages_ask_no_other_host_and_work_under_any_prefix(path: Path, address: str) -> None:
+    status, headers, body = get(path, address)
+    assert status == 200
+    addresses = re.findall(r"""(?:src|href)=["']([^"']*)""", body)
+    assert addresses and all(not a.startswith(("/", "http", "//")) for a in addresses), addresses
+    assert "frame-ancestors 'self'" in headers["Content-Security-Policy"]
+    assert "<script>&" not in body and "id=<script>" not in body and "<title><script>" not in body
+    script = next(a for a in addresses if "bokeh.min.js" in a)
+    assert get(path, "/" + script)[0] == 200
+
+
+def test_jupyters_cookies_are_not_kept_in_the_page(path: Path) -> None:
+    _, _, body = get(path, "/job?id=x", Cookie="username-localhost=secret-of-jupyter", Authorization="token geheim")
+    assert "secret-of-jupyter" not in body and "geheim" not in body
+    tokens = re.findall(r'"token":"([^".]+)', body)
+    assert tokens
+    for token in tokens:
+        payload = urlsafe_b64decode(token + "=" * (-len(token) % 4)).decode(errors="replace")
+        assert "secret" not in payload and "username-localhost" not in payload
+
+
+def test_an_unknown_address_is_404(path: Path) -> None:
+    assert get(path, "/nothing")[0] == 404
+
+
+def test_a_second_one_leaves_the_first_alone(path: Path, home: Path) -> None:
+    inode = path.stat().st_ino
+    assert start(home).wait(30) == 0
+    assert path.stat().st_ino == inode and get(path, "/healthz")[0] == 200
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
+def test_after_its_end_another_can_start(tmp_path: Path, how: signal.Signals) -> None:
+    path, first = socket_path(tmp_path), start(tmp_path)
+    second = None
+    try:
+        await_socket(path, first)
+        first.send_signal(how)
+        first.wait(20)
+        assert path.exists() == (how is signal.SIGKILL)
+        assert path.with_suffix(".lock").exists() == (how is signal.SIGKILL)
+        path.unlink(missing_ok=True)
+        second = start(tmp_path)
+        await_socket(path, second)
+    finally:
+        for process in (first, second):
+            if process is not None:
+                process.terminate()
+                process.wait(20)
+    assert not path.exists() and not path.with_suffix(".lock").exists()
+
+
+def test_it_ends_when_its_socket_was_removed(tmp_path: Path) -> None:
+    path, process = socket_path(tmp_path), start(tmp_path)
+    try:
+        await_socket(path, process)
+        path.unlink()
+        assert process.wait(20) == 0
+    finally:
+        process.kill()
+        process.wait(20)
+
+
+def test_jupyter_loads_nothing_heavy_for_the_proxy() -> None:
+    heavy = "{'panel', 'bokeh', 'torch', 'distributed', 'workbench'}"
+    code = f"import sys, workbench_widgets.proxy as p; p.setup(); print(sorted({heavy} & set(sys.modules)))"
+    argv = [sys.executable, "-c", code]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=20, env=dict(os.environ), check=True)
+    assert done.stdout.strip() == "[]"

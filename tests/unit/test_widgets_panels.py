@@ -1,0 +1,290 @@
+"""What the panels show, as HTML made of a view."""
+
+from __future__ import annotations
+
+import math
+import re
+from html.parser import HTMLParser
+
+import pytest
+from msgspec.structs import replace
+from test_views_job import beat, history, state, update, view_of
+from workbench_widgets.overview import Listing
+from workbench_widgets.panels.controls import Controls, controls_html
+from workbench_widgets.panels.header import header_html
+from workbench_widgets.panels.jobs import jobs_html
+from workbench_widgets.panels.logs import MOST, Logs, bar_html, lines_html
+from workbench_widgets.panels.ranks import EMPTY, ranks_html
+from workbench_widgets.panels.throughput import ALL, Throughput, as_table_html, head_html, lines_of, summary
+from workbench_widgets.source import Filter, LogTail, Picture
+
+from workbench.feed import JobSummary
+from workbench.state import Failure, FailureKind, JobPhase
+from workbench.views.logs import Level, LogLine
+from workbench.views.table import jobs_table
+
+EVIL = "<img src=x onerror=alert(1)>\"'&"
+
+
+class Reader(HTMLParser):
+    """Collects tags and text, and fails on tags that do not close in order."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+        self._open: list[str] = []
+        self.feed(html)
+        assert self._open == [], self._open
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in ("input", "line"):
+            self._open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self._open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+    def of(self, tag: str) -> list[dict[str, str | None]]:
+        return [attributes for name, attributes in self.tags if name == tag]
+
+
+def line(text: str, *ranks: int, **changes: object) -> LogLine:
+    made = LogLine(ranks=ranks or (0,), text=text, time=1.0, stream="stdout", level=Level.INFO)
+    return replace(made, **changes)
+
+
+def failed(reason: str, traceback: str = "") -> Failure:
+    return Failure(kind=FailureKind.EXCEPTION, rank=1, reason=reason, time=1.0, traceback=traceback, step=3)
+
+
+# --- nothing of a job can become markup ---
+
+
+def test_what_comes_from_a_job_is_text() -> None:
+    bad = state(phase=JobPhase.FAILED, reason=EVIL, job_id=EVIL, failure=failed(EVIL, EVIL))
+    view = view_of(update(state=bad, beats=(beat(0, activity="COLLECTIVE", collective=EVIL), beat(1))))
+    jobs = jobs_table([JobSummary(job_id=EVIL, label=EVIL, phase=JobPhase.FAILED, reason=EVIL, world_size=1, submitted_at=0.0)])  # fmt: skip  # noqa: E501
+    for html in (
+        header_html(EVIL, Picture()),
+        header_html(EVIL, Picture(view, EVIL)),
+        ranks_html(view),
+        controls_html(view, f"{EVIL}\n\n{EVIL}", is_asking=False),
+        lines_html(LogTail((line(EVIL),), EVIL), Filter()),
+        jobs_html(Listing((EVIL,), jobs), "dark"),
+    ):
+        read = Reader(html)
+        assert read.of("img") == [] and not any("onerror" in name for _, attrs in read.tags for name in attrs)
+
+
+# --- header ---
+
+
+def test_header_before_anything_is_known() -> None:
+    assert "reading the job’s record" in Reader(header_html("digits-1", Picture())).text
+
+
+def test_header_of_a_running_job() -> None:
+    read = Reader(header_html("digits-12ab", Picture(view_of(update()))))
+    assert "digits-12ab" in read.text and "HEALTHY" in read.text and "2 ranks · running for" in read.text
+    assert "600 of 3,000" in re.sub(r"\s+", " ", read.text)
+    assert "samples/s" in read.text and "0.5" in read.text
+    (progress,) = [a for a in read.of("div") if a.get("role") == "progressbar"]
+    assert progress["aria-valuenow"] == "20"
+
+
+def test_header_says_that_it_is_stale_and_keeps_the_picture() -> None:
+    text = Reader(header_html("x", Picture(view_of(update()), "the pool does not answer"))).text
+    assert "No news: the pool does not answer. Below is the last that was heard. Trying again." in text
+    assert "600" in text
+
+
+def test_header_shows_the_first_cause_once_with_its_traceback() -> None:
+    reason = "rank 1 raised ValueError: bad batch"
+    ended = state(phase=JobPhase.FAILED, reason=reason, failure=failed(reason, "Traceback …\nValueError: bad batch"))
+    text = Reader(header_html("x", Picture(view_of(update(state=ended))))).text
+    assert text.replace("is FAILED. " + reason, "").count(reason) == 1  # once more for screen readers alone
+    assert "ValueError: bad batch" in text and "%dtrain logs digits-12ab -r 1" in text
+
+
+def test_what_is_spoken_changes_with_the_state_alone() -> None:
+    def spoken(now: float) -> str:
+        html = header_html("x", Picture(view_of(update(now=now))))
+        return re.findall(r'aria-live="polite">(.*?)</p>', html)[0]
+
+    assert spoken(1060.0) == spoken(1061.0)
+
+
+# --- ranks ---
+
+
+def test_ranks_are_a_table_with_headings_and_bars_with_words() -> None:
+    read = Reader(ranks_html(view_of(update())))
+    assert [a["scope"] for a in read.of("th")].count("row") == 2
+    bars = [a for a in read.of("div") if a.get("role") == "img"]
+    assert len(bars) == 2 and "comm wait 40 %" in (bars[0]["aria-label"] or "")
+    assert "where a step goes" in read.text and "40 %" in read.text
+
+
+def test_the_slowest_rank_is_marked_by_text_and_row() -> None:
+    slow = (*history(1), *(replace(b, rank=1, comm=0.05) for b in history(1)))
+    read = Reader(ranks_html(view_of(update(buckets=slow))))
+    assert "◀ slowest" in read.text
+    assert [a.get("class") for a in read.of("tr")] == [None, None, "marked"]
+
+
+def test_many_ranks_are_folded() -> None:
+    html = ranks_html(view_of(update(1024)))
+    assert len(html) < 50_000 and "0–1023" in html
+
+
+def test_no_rank_yet() -> None:
+    assert ranks_html(replace(view_of(update()), rows=())) == EMPTY
+
+
+# --- throughput ---
+
+
+def test_a_line_a_rank_with_gaps_where_nothing_came() -> None:
+    buckets = tuple(b for b in history() if not 1053 <= b.start < 1057)
+    lines, unit = lines_of(view_of(update(buckets=buckets)))
+    assert unit == "samples/s" and set(lines) == {0, 1}
+    assert sum(math.isnan(y) for y in lines[0].y) == 1
+    assert lines[0].y[0] == pytest.approx(320.0)
+
+
+def test_steps_where_samples_are_not_known() -> None:
+    lines, unit = lines_of(view_of(update(buckets=history(samples=0.0))))
+    assert unit == "steps/s" and lines[0].y[-1] == pytest.approx(10.0)
+
+
+def test_many_ranks_are_one_line() -> None:
+    lines, _ = lines_of(view_of(update(64, buckets=history(64))))
+    assert set(lines) == {ALL}
+    assert summary(lines, "samples/s").startswith("Chart of all ranks together")
+
+
+def test_the_chart_in_words_and_numbers() -> None:
+    lines, unit = lines_of(view_of(update()))
+    assert "2 ranks" in summary(lines, unit) and "320 samples/s" in summary(lines, unit)
+    assert "rank 1, samples/s" in Reader(as_table_html(lines, unit)).text
+    assert "first finished step" in head_html({}, unit)
+
+
+def test_the_chart_takes_new_points_and_themes() -> None:
+    panel = Throughput("light")
+    panel.update(view_of(update()))
+    sources = {r.name: r.data_source.data["x"] for r in panel.figure.renderers}
+    assert len(sources["rank 0"]) == 10 and len(sources["rank 2"]) == 0
+    before = panel.figure.renderers[1].glyph.line_color
+    panel.paint("dark")
+    assert panel.figure.renderers[1].glyph.line_color != before
+
+
+# --- logs ---
+
+
+def test_lines_say_who_and_how_often() -> None:
+    read = Reader(
+        lines_html(LogTail((line("epoch 1", 0, 1, times=2), line("boom", 1, level=Level.ERROR)), ""), Filter())
+    )
+    assert "0, 1 ×2" in read.text and "epoch 1" in read.text
+    assert [a.get("class") for a in read.of("div") if "data-key" in a] == [None, "level2"]
+
+
+def test_a_line_keeps_its_key_when_another_rank_says_the_same() -> None:
+    def key(one: LogLine) -> str | None:
+        return next(
+            a["data-key"] for a in Reader(lines_html(LogTail((one,), ""), Filter())).of("div") if "data-key" in a
+        )
+
+    assert key(line("x", 0)) == key(line("x", 0, 1, times=2)) != key(line("y", 0))
+
+
+def test_logs_are_bounded_and_say_what_is_missing() -> None:
+    html = lines_html(LogTail(tuple(line("x" * 5000) for _ in range(MOST)), "3 earlier lines not shown here"), Filter())
+    assert len(html) < MOST * 700
+    assert "the newest 400 lines; 3 earlier lines not shown here" in html
+
+
+def test_empty_logs_say_what_would_fill_them() -> None:
+    assert "Nothing has been printed yet" in lines_html(LogTail((), ""), Filter())
+    assert "No line here is of this choice" in lines_html(LogTail((), ""), Filter(text="x"))
+
+
+def test_the_readers_choice() -> None:
+    asked: list[Filter] = []
+    logs = Logs(lambda: asked.append(logs.filter))
+    for name, value in [
+        ("rank", "3"),
+        ("level", "2"),
+        ("text", " loss "),
+        ("level", "99"),
+        ("nonsense", ""),
+        ("rank", ""),
+    ]:
+        logs._chosen(name, value)
+    assert asked == [
+        Filter(ranks=(3,)),
+        Filter((3,), Level.ERROR),
+        Filter((3,), Level.ERROR, "loss"),
+        Filter(None, Level.ERROR, "loss"),
+    ]
+    assert len(Reader(bar_html(8)).of("option")) == 9 + 3
+
+
+# --- controls ---
+
+
+def test_cancel_asks_first() -> None:
+    acts: list[str] = []
+    controls = Controls(acts.append)
+    controls.update(view_of(update()))
+    controls._pressed("cancel", "")
+    assert acts == [] and "End this job?" in controls.root.markup
+    controls._pressed("keep", "")
+    assert "End this job?" not in controls.root.markup
+    controls._pressed("cancel", "")
+    controls._pressed("cancel", "")
+    assert acts == ["cancel"] and "cancel: asking the pool" in controls.root.markup
+
+
+def test_a_question_goes_when_the_job_has_ended_meanwhile() -> None:
+    controls = Controls(lambda _: None)
+    controls.update(view_of(update()))
+    controls._pressed("cancel", "")
+    controls.update(view_of(update(state=state(phase=JobPhase.SUCCEEDED, ended_at=1050.0))))
+    assert "End this job?" not in controls.root.markup
+
+
+def test_a_button_that_cannot_says_why() -> None:
+    acts: list[str] = []
+    controls = Controls(acts.append)
+    controls.update(view_of(update(state=state(phase=JobPhase.SUCCEEDED, ended_at=1050.0))))
+    assert controls.root.markup.count('aria-disabled="true"') == 3
+    controls._pressed("stacks", "")
+    assert "Nothing done: the job has ended: SUCCEEDED." in controls.root.markup and acts == []
+    controls._pressed("rm -rf", "")
+    assert acts == []
+
+
+# --- jobs ---
+
+
+def test_jobs_link_to_their_pages() -> None:
+    one = JobSummary(job_id="digits-1", label="d", phase=JobPhase.HEALTHY, reason="", world_size=2, submitted_at=1.0)
+    read = Reader(jobs_html(Listing(("pool default · 2 slots",), jobs_table([one])), "dark"))
+    assert [a["href"] for a in read.of("a")] == ["job?id=digits-1&theme=dark"]
+    assert "pool default" in read.text
+
+
+def test_no_jobs_and_no_pool() -> None:
+    assert "asking the pools" in jobs_html(Listing(), "light")
+    text = jobs_html(Listing((), jobs_table([])), "light")
+    assert "%dtrain up" in text and "%dtrain launch" in text
