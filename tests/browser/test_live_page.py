@@ -79,6 +79,7 @@ def test_every_control_is_reached_by_keyboard(tab: Tab, launch: Launch) -> None:
     job = launch("steady.py", 60)
     await_steps(job)
     view = tab.go_live(job.job_id)
+    wait_for(lambda: view.points() > 0, "the chart has its first point", 20)
     reached = []
     focus = "() => { let e = document.activeElement; while (e && e.shadowRoot) e = e.shadowRoot.activeElement; "
     focus += "return e ? (e.innerText || e.getAttribute('aria-label') || e.nodeName).split('\\n')[0] : ''; }"

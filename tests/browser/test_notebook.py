@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from lab import LiveView, Tab, wait_for
 
-from workbench.session import Job
+from workbench.session import Job, Session
 from workbench.state import JobPhase
 
 Launch = Callable[..., Job]
@@ -174,3 +174,34 @@ def test_a_flood_of_prints_does_not_freeze_the_page(tab: Tab, launch: Launch, tm
     assert (tab.lab.work / "flood.ipynb").stat().st_size < 50_000
     assert job.log_path(0).read_text().count(" line ") == lines  # nothing is lost on disk
     tab.shot("flood")
+
+
+def test_a_job_shown_twice_is_live_twice(tab: Tab, launch: Launch) -> None:
+    show(tab, launch("steady.py", 60), "twice", "job")
+    tab.run_cell(1)
+
+    def live_views() -> list[LiveView]:
+        tab.page.evaluate("1")
+        views = [LiveView(frame) for frame in tab.page.frames if "/dtrain/job" in frame.url]
+        return [view for view in views if view.is_live()]
+
+    wait_for(lambda: len(live_views()) == 2, "two live views", 20)
+    for view in live_views():
+        assert_moves(view)
+
+
+def test_an_interactive_jobs_cell_is_interrupted_from_the_page(tab: Tab, session: Session) -> None:
+    job = session.launch(interactive=True, nproc_per_node=2)
+    try:
+        wait_for(lambda: job.phase is JobPhase.HEALTHY, "the ranks wait")
+        view = tab.go_live(job.job_id)
+        run = job.execute("import time\ntime.sleep(60)")
+        wait_for(lambda: "running a cell" in view.text("table"), "the cell runs", 10)
+        tab.shot("interactive")
+        view.click("Interrupt")
+        answers = wait_for(lambda: run.poll(1.0) and run.is_done and run.answers, "every rank has answered", 10)
+        assert all("KeyboardInterrupt" in answer.error for answer in answers.values())
+        assert job.phase is JobPhase.HEALTHY
+    finally:
+        job.cancel(force=True, by="the test's end")
+        job.exception(timeout=20)

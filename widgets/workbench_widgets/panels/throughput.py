@@ -18,11 +18,11 @@ from bokeh.plotting import figure
 from workbench.views.job import RANKS_WITH_SERIES, JobView
 from workbench.views.series import RankPoint, SeriesPoint
 from workbench.views.table import Column, Table
-from workbench.views.wording import bare_rate, count, span
+from workbench.views.wording import bare_rate, plural, span
 from workbench_widgets.live import Live
 from workbench_widgets.panels.markup import esc, table_html
 from workbench_widgets.style import PANEL
-from workbench_widgets.theme import CHART_HEIGHT, SMALL_SIZE, colour, paint_chart, rank_colour, rank_dash
+from workbench_widgets.theme import CHART_HEIGHT, RANK_COLOURS, SMALL_SIZE, colour, paint_chart, rank_colour, rank_dash
 
 ALL: Final = -1  # the line of all ranks together
 GAP: Final = 2.5  # widths without a point: the line is broken
@@ -112,6 +112,7 @@ def _figure() -> Any:
         tools="",
         min_border=4,
         y_range=DataRange1d(start=0),
+        html_attributes={"role": "group", "aria-label": "chart; the same numbers are in the table below"},
     )
     made.xaxis.ticker = AdaptiveTicker(base=60, mantissas=[1, 2, 5, 10, 20, 30], min_interval=1, desired_num_ticks=4)
     made.xaxis.formatter = NumeralTickFormatter(format="00:00:00")
@@ -156,7 +157,7 @@ def head_html(lines: dict[int, Line], unit: str) -> str:
 def _swatch(rank: int) -> str:
     dash = _dash(rank)
     dashes = f' stroke-dasharray="{" ".join(map(str, dash))}"' if not isinstance(dash, str) else ""
-    stroke = "var(--dt-accent)" if rank == ALL else f"var(--dt-rank{rank % 8})"
+    stroke = "var(--dt-accent)" if rank == ALL else f"var(--dt-rank{rank % RANK_COLOURS})"
     return (
         f'<svg width="22" height="8" class="swatch"><line x1="0" y1="4" x2="22" y2="4" '
         f'style="stroke:{stroke};stroke-width:2.5"{dashes}/></svg>'
@@ -169,12 +170,9 @@ def summary(lines: dict[int, Line], unit: str) -> str:
     length = max(line.x[-1] for line in lines.values()) - min(line.x[0] for line in lines.values())
     low, high = bare_rate(min(ends)), bare_rate(max(ends))
     now = f"{low} {unit}" if low == high else f"{low} to {high} {unit}"
-    whose = "all ranks together" if ALL in lines else f"{count(len(lines))} ranks"
-    return (
-        f"Chart of {whose} over {span(length)}; each now at {now}."
-        if ALL not in lines
-        else (f"Chart of {whose} over {span(length)}; now at {now}.")
-    )
+    is_one = ALL in lines
+    whose = "all ranks together" if is_one else plural(len(lines), "rank")
+    return f"Chart of {whose} over {span(length)}; {'' if is_one else 'each '}now at {now}."
 
 
 def as_table_html(lines: dict[int, Line], unit: str) -> str:

@@ -1,0 +1,205 @@
+"""A page over a source of its own, and which pool a page asks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_views_job import update, view_of
+from workbench_widgets import pools as pools_module
+from workbench_widgets.dashboard import Dashboard
+from workbench_widgets.overview import listing_of
+from workbench_widgets.pools import Pools
+from workbench_widgets.source import Filter, LogTail, Picture
+
+from workbench import WorkbenchError
+from workbench.feed import JobSummary, PoolStatus
+from workbench.state import JobPhase
+from workbench.views.logs import Level, LogLine
+
+
+class FakeSource:
+    job_id = "digits-12ab"
+
+    def __init__(self) -> None:
+        self.picture, self.log_version = Picture(), 0
+        self.asked: list[Filter] = []
+        self.acts: list[str] = []
+        self.changed: list[Callable[[], object]] = []
+
+    def log(self, wanted: Filter, most: int) -> LogTail:
+        self.asked.append(wanted)
+        return LogTail((LogLine(ranks=(0,), text=f"v{self.log_version}", time=1.0, stream="", level=Level.INFO),), "")
+
+    def subscribe(self, changed: Callable[[], object]) -> Callable[[], None]:
+        self.changed.append(changed)
+        return lambda: self.changed.remove(changed)
+
+    def act(self, action: str, done: Callable[[str], None], *, by: str) -> None:
+        self.acts.append(f"{action} by {by}")
+        done("it is done")
+
+
+class Page:
+    """A dashboard with a clock set by hand and a browser that answers at once."""
+
+    def __init__(self) -> None:
+        self.time, self.source = 100.0, FakeSource()
+        self.planned: list[tuple[float, Callable[[], None]]] = []
+        self.dashboard = Dashboard(self.source, "light", self._later, lambda: self.time)
+        self.dashboard.pacer.shown()
+        self.run(0)
+
+    def _later(self, seconds: float, call: Callable[[], None]) -> None:
+        self.planned.append((self.time + seconds, call))
+
+    def run(self, seconds: float) -> None:
+        """Let time pass in steps of 50 ms."""
+        end = self.time + seconds
+        while True:
+            due = [call for at, call in self.planned if at <= self.time + 1e-9]
+            self.planned = [(at, call) for at, call in self.planned if at > self.time + 1e-9]
+            for call in due:
+                call()
+            self.dashboard.pacer.shown()
+            if not due:
+                if self.time >= end:
+                    return
+                self.time += 0.05
+
+    def change(self) -> None:
+        for changed in self.source.changed:
+            changed()
+
+    def markup(self, name: str) -> str:
+        return str(self.dashboard.roots[name].markup)
+
+
+def test_a_change_is_drawn_by_every_panel() -> None:
+    page = Page()
+    assert "reading the job" in page.markup("header")
+    page.source.picture = Picture(view_of(update()))
+    page.change()
+    page.run(0.2)
+    assert "HEALTHY" in page.markup("header") and "<table" in page.markup("ranks")
+    assert 'data-do="cancel" class="danger"' in page.markup("controls")
+    assert set(page.dashboard.roots) == {"header", "controls", "ranks", "throughput", "logs", "frame"}
+
+
+def test_log_lines_are_flushed_twice_a_second_at_most() -> None:
+    page = Page()
+    page.source.asked.clear()
+    for _ in range(40):  # 2 s
+        page.source.log_version += 1
+        page.change()
+        page.run(0.05)
+    assert 3 <= len(page.source.asked) <= 6
+    page.run(1.0)
+    assert f"v{page.source.log_version}" in page.dashboard.roots["logs"][1].markup  # the last is not forgotten
+
+
+def test_a_filter_is_applied_at_once() -> None:
+    page = Page()
+    page.source.asked.clear()
+    page.dashboard._logs._chosen("rank", "1")
+    page.run(0.1)
+    assert page.source.asked == [Filter(ranks=(1,))]
+
+
+def test_an_act_is_told() -> None:
+    page = Page()
+    page.source.picture = Picture(view_of(update()))
+    page.change()
+    page.run(0.2)
+    page.dashboard._controls._pressed("stacks", "")
+    page.run(0)
+    assert page.source.acts == ["stacks by the live page"] and "it is done" in page.markup("controls")
+
+
+def test_a_closed_page_lets_go_of_its_source() -> None:
+    page = Page()
+    page.dashboard.close()
+    assert page.source.changed == []
+    before = page.dashboard.frame.pulse
+    page.dashboard.pacer.want()
+    page.run(1)
+    assert page.dashboard.frame.pulse == before
+
+
+# --- pools ---
+
+
+class FakeSession:
+    """Pools by name: which jobs run there; all know of all jobs, as pools of one home do."""
+
+    running: dict[str, tuple[str, ...]]
+    known = ("a-1", "b-1", "old-1")
+
+    def __init__(self, *, pool: str, start: bool, timeout: float) -> None:
+        assert not start
+        if pool not in self.running:
+            raise WorkbenchError(f"pool {pool} does not run")
+        self.name, self.is_open = pool, True
+
+    def pool_status(self) -> PoolStatus:
+        return PoolStatus(name=self.name, version="", address="", slots=2, free=1, running=self.running[self.name])
+
+    def attach(self, job_id: str) -> Any:
+        if job_id not in self.known:
+            raise WorkbenchError(f"no job {job_id}")
+        return self.name, job_id
+
+    def jobs(self, limit: int) -> list[JobSummary]:
+        def line(job_id: str, number: int) -> JobSummary:
+            step = 7 if job_id in self.running[self.name] else 0
+            return JobSummary(
+                job_id=job_id, label="", phase=JobPhase.HEALTHY, reason="", world_size=1, submitted_at=number, step=step
+            )
+
+        return [line(job_id, number) for number, job_id in enumerate(self.known)]
+
+    def close(self) -> None:
+        self.is_open = False
+
+
+@pytest.fixture
+def pools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pools:
+    FakeSession.running = {"a": ("a-1",), "b": ("b-1",)}
+    monkeypatch.setattr(pools_module, "Session", FakeSession)
+    for name in ("a", "b", "gone"):
+        (tmp_path / "pools" / name).mkdir(parents=True)
+    return Pools(tmp_path)
+
+
+def test_a_running_job_is_asked_of_the_pool_that_runs_it(pools: Pools) -> None:
+    found: Any = pools.find
+    assert found("a-1") == ("a", "a-1")
+    assert found("b-1") == ("b", "b-1")  # a would have its record too, but only as it was
+    assert found("old-1") == ("a", "old-1")
+    with pytest.raises(WorkbenchError, match="no job x"):
+        found("x")
+
+
+def test_no_pool_is_told(pools: Pools, tmp_path: Path) -> None:
+    FakeSession.running = {}
+    with pytest.raises(WorkbenchError, match="pool a does not run"):
+        pools.find("a-1")
+    with pytest.raises(WorkbenchError, match="%dtrain up"):
+        Pools(tmp_path / "empty").find("a-1")
+
+
+def test_a_forgotten_session_is_made_anew(pools: Pools) -> None:
+    first: Any = pools.session("a")
+    assert pools.session("a") is first
+    pools.forget(first)
+    assert not first.is_open and pools.session("a") is not first
+
+
+def test_the_listing_takes_each_job_from_its_pool(pools: Pools) -> None:
+    listing = listing_of(pools)
+    assert listing.jobs is not None
+    cells = {column.title: column.cells for column in listing.jobs.columns}
+    assert dict(zip(cells["job"], cells["step"], strict=True)) == {"old-1": "–", "b-1": "7", "a-1": "7"}
+    assert listing.pools[0].startswith("pool a · 2 slots") and "gone does not run" in listing.pools[2]
