@@ -17,7 +17,8 @@ from workbench.state import JobPhase
 Launch = Callable[..., Job]
 SHOW = "import workbench as wb\nsession = wb.Session(start=False)\njob = session.attach({id!r})\njob"
 SLEEP = "import time\ntime.sleep({seconds})"
-HOLD_GIL = "sum(range(10**9))"  # one call in C: no other thread of the kernel gets on
+# One call in C: no other thread of the kernel gets on, so it first gets time to say that it is busy.
+HOLD_GIL = "import time\ntime.sleep(0.5)\nsum(range(10**9))"
 FRESH = 1.5  # s that what is shown may be behind
 
 
@@ -79,6 +80,7 @@ def test_it_moves_while_a_cell_is_busy(tab: Tab, launch: Launch, cell: str) -> N
     wait_for(tab.is_busy, "the kernel is busy")
     assert_moves(view)
     assert tab.is_busy(), "the cell ended before it was looked at"
+    tab.restart_kernel()  # it would keep a core busy
 
 
 def test_a_reload_in_a_busy_cell_brings_it_back_with_its_history(tab: Tab, launch: Launch) -> None:
