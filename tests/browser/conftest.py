@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -64,22 +63,16 @@ def browser() -> Iterator[Browser]:
 
 
 @pytest.fixture(scope="session")
-def lab(home: Path) -> Iterator[Lab]:
-    yield from _lab("/")
+def lab(home: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    with running_lab(tmp_path_factory.mktemp("lab")) as made:
+        yield made
 
 
 @pytest.fixture(scope="session")
-def lab_of_ana(home: Path) -> Iterator[Lab]:
+def lab_of_ana(home: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     """As a Hub serves it: under a prefix."""
-    yield from _lab("/user/ana/")
-
-
-def _lab(base_url: str) -> Iterator[Lab]:
-    root = Path(tempfile.mkdtemp(prefix="dt-lab-"))
-    with running_lab(root, base_url) as made:
+    with running_lab(tmp_path_factory.mktemp("ana"), "/user/ana/") as made:
         yield made
-    if not (root / "screenshots").exists() or os.environ.get("DTRAIN_SCREENSHOTS"):
-        shutil.rmtree(root, ignore_errors=True)
 
 
 @pytest.fixture
