@@ -14,8 +14,6 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
-import pytest
-
 from workbench.agent.agent import Agent
 from workbench.commands import (
     ExecuteCell,
@@ -214,15 +212,8 @@ def children_of(pid: int) -> list[int]:
     return found
 
 
-def descriptors() -> set[str]:
-    return {name for name in os.listdir("/proc/self/fd")}
-
-
-@pytest.fixture(scope="module")
-def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AgentHost]:
-    """The module's agent; afterwards nothing that it started may run."""
-    with agent_host(tmp_path_factory.mktemp("host")) as made:
-        yield made
+def descriptors(pid: int | str = "self") -> set[str]:
+    return {path.name for path in Path(f"/proc/{pid}/fd").iterdir()}
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import socket
@@ -10,6 +11,7 @@ import sys
 import textwrap
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,7 +22,6 @@ from tests.integration.agent_host import (
     await_gone,
     children_of,
     descriptors,
-    host,  # noqa: F401
     is_alive,
     start_ranks,
 )
@@ -31,6 +32,13 @@ from workbench.telemetry import RankBeat, StepsTaken
 FOREVER = "import time\nprint('up', flush=True)\nwhile True: time.sleep(0.01)"
 SPIN = "print('up', flush=True)\nwhile True: pass"
 DEAF = "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint('up', flush=True)\ntime.sleep(1e6)"
+
+
+@pytest.fixture(scope="module")
+def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AgentHost]:
+    """The module's agent; afterwards nothing that it started may run."""
+    with agent_host(tmp_path_factory.mktemp("host")) as made:
+        yield made
 
 
 def up(host: AgentHost, text: str, ranks: int = 1) -> tuple[str, list[int]]:
@@ -274,7 +282,7 @@ def test_thirty_launches_leave_nothing(host: AgentHost) -> None:
     host.output("")
     zygote = host.agent.zygote_pids()[0]
     before, shm = descriptors(), set(Path("/dev/shm").iterdir())
-    zygote_fds = sorted(os.listdir(f"/proc/{zygote}/fd"))
+    zygote_fds = descriptors(zygote)
     for _ in range(15):
         job = host.start(host.spec(FOREVER), ranks=2)
         host.stop(job)
@@ -284,7 +292,7 @@ def test_thirty_launches_leave_nothing(host: AgentHost) -> None:
         assert time.monotonic() < deadline, (children_of(zygote), descriptors() - before)
         time.sleep(0.02)
     assert set(Path("/dev/shm").iterdir()) == shm
-    assert sorted(os.listdir(f"/proc/{zygote}/fd")) == zygote_fds
+    assert descriptors(zygote) == zygote_fds
     assert host.agent.zygote_pids() == (zygote,)
 
 
@@ -377,7 +385,7 @@ def test_beats_come_twice_a_second_with_what_the_rank_uses(host: AgentHost) -> N
     host.stop(job)
     host.ended(job)
     beats = host.of(job, RankBeat)
-    spacing = [later.time - former.time for former, later in zip(beats[1:], beats[2:], strict=False)]
+    spacing = [later.time - former.time for former, later in itertools.pairwise(beats[1:])]
     assert all(0.3 < gap < 1.0 for gap in spacing)
     assert beats[-1].rss > 50_000_000
     assert beats[-1].cpu > 30  # rank and child, on whatever cores are free
@@ -458,3 +466,21 @@ def test_a_broken_pipe_of_the_programs_own_is_no_collectives(host: AgentHost) ->
     job = host.run(host.spec("import os\nr, w = os.pipe(); os.close(r); os.write(w, b'x')"))
     assert host.raised(job).error == "BrokenPipeError: [Errno 32] Broken pipe"
     assert not host.raised(job).is_collective
+
+
+def test_a_rank_that_is_leaving_when_it_is_stopped_has_left_of_itself(host: AgentHost) -> None:
+    text = "import atexit, sys, time\natexit.register(time.sleep, 1e6)\nprint('up', flush=True)\nsys.exit(3)"
+    job, _ = up(host, text)
+    time.sleep(0.1)
+    host.stop(job, grace=0.0)
+    exited = host.ended(job, timeout=3)[0]
+    assert (exited.exit_code, exited.signal, exited.stop_signal) == (3, None, None)
+
+
+def test_a_rank_that_leaves_because_it_is_stopped_was_stopped(host: AgentHost) -> None:
+    text = "import signal, sys, time\nsignal.signal(15, lambda *_: sys.exit(0))\n"
+    text += "print('up', flush=True)\ntime.sleep(1e6)"
+    job, _ = up(host, text)
+    host.stop(job, grace=10)
+    exited = host.ended(job, timeout=5)[0]
+    assert (exited.exit_code, exited.signal, exited.stop_signal) == (0, None, signal.SIGTERM)

@@ -6,14 +6,23 @@ import json
 import subprocess
 import sys
 import textwrap
+from collections.abc import Iterator
 from pathlib import Path
 
 import cloudpickle
 import pytest
-from tests.integration.agent_host import AgentHost, host  # noqa: F401
+
+from tests.integration.agent_host import AgentHost, agent_host
 from workbench.events import LaunchFailed, RankRaised
 from workbench.spec import EntrypointKind, JobSpec
 from workbench.telemetry import CellFinished
+
+
+@pytest.fixture(scope="module")
+def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AgentHost]:
+    """The module's agent; afterwards nothing that it started may run."""
+    with agent_host(tmp_path_factory.mktemp("host")) as made:
+        yield made
 
 
 def as_python(path: Path, *args: str) -> subprocess.CompletedProcess[str]:

@@ -66,3 +66,20 @@ def test_a_job_sees_the_callers_environment_without_the_kernels(monkeypatch: pyt
     assert seen["MY_SETTING"] == "1"
     assert seen["PATH"] == os.environ["PATH"]
     assert not {"JPY_PARENT_PID", "MPLBACKEND"} & set(seen)
+
+
+def test_a_pool_started_while_another_looks_is_not_swept(monkeypatch: pytest.MonkeyPatch) -> None:
+    directory = local.private_dir(local.pool_dir("p"))
+    mark = local.write_mark(directory, "scheduler", "tls://127.0.0.1:1")
+    (directory / "scheduler.json").write_bytes(msgspec.json.encode(msgspec.structs.replace(mark, boot="another")))
+    locked = local._locked
+
+    def start_meanwhile(where: Path):  # type: ignore[no-untyped-def]
+        local.write_mark(directory, "scheduler", "tls://127.0.0.1:2")
+        return locked(where)
+
+    monkeypatch.setattr(local, "_locked", start_meanwhile)
+    found = local.find_pool("p")
+    assert found is not None
+    assert found.address == "tls://127.0.0.1:2"
+    assert local.read_marks(directory)["scheduler"] == found

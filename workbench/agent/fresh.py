@@ -245,7 +245,7 @@ def set_deterministic() -> None:
 
 
 def map_shared(fd: int, size: int) -> memoryview:
-    """The file's memory, for as long as the process lives; the descriptor is closed. (`mmap.mmap` would keep a copy.)"""
+    """The file's memory, for as long as the process lives; the descriptor is closed (`mmap.mmap` keeps one)."""
     libc = ctypes.CDLL(None, use_errno=True)
     libc.mmap.restype = ctypes.c_void_p
     libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long)

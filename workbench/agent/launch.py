@@ -40,7 +40,8 @@ def find_fault(spec: JobSpec, host: Host) -> str:
 
 def rank_environ(command: StartRanks, placement: Placement, host: Host, error_file: Path) -> dict[str, str]:
     """The host's environment, the spec's, and the contract's, the later before the earlier."""
-    local = command.spec.nproc_per_node  # of this node, which may be more than one worker
+    # A node may be more than one worker.
+    local = command.spec.nproc_per_node or len(command.placements)
     seat = Seat(
         rank=placement.rank,
         local_rank=placement.local_rank,

@@ -54,6 +54,7 @@ class RankProcess:
         self.pid = 0
         self.is_gone = False
         self.stop_signal: int | None = None
+        self.left: int | None = None  # the exit code with which it left its program, before anybody stopped it
         self.detail = ""  # what is to be told with its exit
         self.cells: set[str] = set()  # those it has not answered
         self.box: mmap.mmap | None = None
@@ -136,6 +137,10 @@ class RankProcess:
     def _exit_event(self, status: int | None, time: float, peak: int) -> RankExited:
         code, number = split_status(status)
         snapshot = self._snapshot()
+        if self.left is not None and self.stop_signal is not None:
+            # The interpreter takes tenths of a second to end, and closes its sockets early: peers fail, and the stop
+            # that this brings about finds it still leaving. It left of itself all the same.
+            code, number, self.stop_signal = self.left, None, None
         if number == signal.SIGKILL and not self.detail and self.stop_signal is None:
             self.detail = self._memory_detail(peak)
         return RankExited(
@@ -180,6 +185,8 @@ class RankProcess:
                     self._on_raised(frame.header)
                 case "cell":
                     self._on_cell(frame)
+                case "leaving" if self.stop_signal is None:
+                    self.left = frame.header["code"]
 
     def _on_raised(self, header: Header) -> None:
         raised = RankRaised(

@@ -122,17 +122,28 @@ def _run(launch: Launch, box_fd: int, control_fd: int) -> None:
     fresh.allow_tracing()
     watch(box)
     pid = os.getpid()
+    word: Header = {"op": "leaving", "code": 0}
     try:
         programs.run(launch, box, control)
-    except SystemExit:
+    except SystemExit as leaving:
+        word["code"] = exit_code(leaving)
         raise
     except BaseException as error:
         error.__traceback__ = excepthook.own_traceback(error.__traceback__)
-        if os.getpid() == pid:  # not a child that the program forked
-            _tell(control, {"op": "raised", **excepthook.describe(error)})
+        word = {"op": "raised", **excepthook.describe(error)}
         excepthook.show(error)
         excepthook.silence()
         raise
+    finally:
+        if os.getpid() == pid:  # not a child that the program forked
+            _tell(control, word)
+
+
+def exit_code(leaving: SystemExit) -> int:
+    """What the interpreter will make of it."""
+    if leaving.code is None:
+        return 0
+    return leaving.code & 0xFF if isinstance(leaving.code, int) else 1
 
 
 def watch(box: blackbox.Writer) -> None:

@@ -92,14 +92,18 @@ def read_marks(directory: Path) -> dict[str, Mark]:
 def find_pool(name: str) -> Mark | None:
     """The scheduler of a running pool, or None. Leftovers of a dead pool are cleaned away."""
     directory = pool_dir(name)
-    marks = read_marks(directory)
-    scheduler = marks.get("scheduler")
-    if scheduler is not None and scheduler.is_alive:
-        return scheduler
-    if marks:
+    running = _running(directory)
+    if running is None and read_marks(directory):
         with _locked(directory):
-            sweep(directory)
-    return None
+            running = _running(directory)  # another process may have started it while we waited
+            if running is None:
+                sweep(directory)
+    return running
+
+
+def _running(directory: Path) -> Mark | None:
+    mark = read_marks(directory).get("scheduler")
+    return mark if mark is not None and mark.is_alive else None
 
 
 def list_pools() -> list[tuple[str, Mark | None]]:
@@ -107,11 +111,7 @@ def list_pools() -> list[tuple[str, Mark | None]]:
     root = pools_dir()
     if not root.is_dir():
         return []
-    found = []
-    for directory in sorted(path for path in root.iterdir() if path.is_dir()):
-        mark = read_marks(directory).get("scheduler")
-        found.append((directory.name, mark if mark is not None and mark.is_alive else None))
-    return found
+    return [(path.name, _running(path)) for path in sorted(root.iterdir()) if path.is_dir()]
 
 
 def start_pool(name: str, slots: int, service: str, preload: Sequence[str] = ()) -> tuple[Mark, bool]:
@@ -121,8 +121,7 @@ def start_pool(name: str, slots: int, service: str, preload: Sequence[str] = ())
     """
     directory = private_dir(pool_dir(name))
     with _locked(directory):
-        found = read_marks(directory).get("scheduler")
-        if found is not None and found.is_alive:
+        if found := _running(directory):
             return found, False
         sweep(directory)
         make_certificates(directory)
@@ -145,8 +144,7 @@ def start_pool(name: str, slots: int, service: str, preload: Sequence[str] = ())
 def _await_scheduler(directory: Path, *processes: subprocess.Popen[bytes]) -> Mark:
     deadline = time.monotonic() + START_TIMEOUT
     while time.monotonic() < deadline:
-        mark = read_marks(directory).get("scheduler")
-        if mark is not None and mark.is_alive:
+        if mark := _running(directory):
             return mark
         for process, role in zip(processes, ("scheduler", "worker"), strict=True):
             if process.poll() is not None:
