@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import select
 import signal
 import socket
 from collections.abc import Callable
@@ -189,6 +190,8 @@ class RankProcess:
                     self.left = frame.header["code"]
 
     def _on_raised(self, header: Header) -> None:
+        if self.stop_signal is None:
+            self.left = 1
         raised = RankRaised(
             time=self._loop.wall(),
             restart_count=self.restart_count,
@@ -257,7 +260,7 @@ class RankProcess:
         if grace <= 0 or not self.pid:
             self.kill_group()
             return
-        self.stop_signal = signal.SIGTERM
+        self._note_stop(signal.SIGTERM)
         self.send_signal(signal.SIGTERM)
         self.send_signal(signal.SIGCONT)  # a stopped process takes no SIGTERM
         self._loop.call_at(self._loop.now() + grace, self.kill_group)
@@ -265,8 +268,13 @@ class RankProcess:
     def kill_group(self) -> None:
         """SIGKILL to the rank and all that it started, to end it; one that is being forked gets it when it is there."""
         if not self.is_gone:
-            self.stop_signal = signal.SIGKILL
+            self._note_stop(signal.SIGKILL)
             self._kill_group()
+
+    def _note_stop(self, number: int) -> None:
+        """It is being ended by us, unless it has ended already, unseen yet: then its exit is its own."""
+        if self._pidfd < 0 or not select.select([self._pidfd], [], [], 0)[0]:
+            self.stop_signal = number
 
     def _kill_group(self) -> None:
         if self.send_signal(signal.SIGKILL):

@@ -76,8 +76,8 @@ class LiveJob:
         return self._state
 
     def restore(self) -> None:
-        """Fold the record that the file holds."""
-        for _, event in self.file.events():
+        """Fold what the file holds and is not known yet: all, or what another pool's runner has added."""
+        for _, event in self.file.events(since=len(self._events)):
             self._state, _ = transition(self._state, event)
             self._events.append(event)
 

@@ -255,6 +255,8 @@ class Runner:
         """A job in memory, or an ended one from its record."""
         known = self._jobs.get(job_id)
         if known is not None:
+            if known.file.read_only and not known.state.phase.is_terminal:
+                known.restore()  # it runs in another pool, which goes on writing
             return known
         full = self._resolve(job_id)
         if full not in self._jobs:
