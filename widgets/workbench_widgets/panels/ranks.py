@@ -14,7 +14,7 @@ from workbench_widgets.theme import RANK_COLOURS
 
 SHARES: Final = "where a step goes"
 NAMES: Final = dict(PHASE_COLUMNS)
-TEXT_FROM: Final = 0.14  # of a bar: narrower parts have no room for their number
+TEXT_FROM: Final = 0.22  # of a bar: narrower parts have no room for their number
 EMPTY: Final = '<p class="muted">The ranks appear here once the job has been given slots.</p>'
 
 

@@ -144,7 +144,7 @@ def head_html(lines: dict[int, Line], unit: str) -> str:
     if not lines:
         return (
             '<div class="charthead"><h2>Throughput</h2></div>'
-            '<p class="muted">It appears here with the first finished step.</p>'
+            '<p class="muted">It appears here after the first seconds with a finished step.</p>'
         )
     keys = "".join(f"<span>{_swatch(rank)}{esc(_name(rank))}</span>" for rank in lines)
     title = f"Throughput by rank, {unit} over time since the start"
