@@ -174,7 +174,7 @@ def test_the_chart_in_words_and_numbers() -> None:
     lines, unit = lines_of(view_of(update()))
     assert "2 ranks" in summary(lines, unit) and "320 samples/s" in summary(lines, unit)
     assert "rank 1, samples/s" in Reader(as_table_html(lines, unit)).text
-    assert "first finished step" in head_html({}, unit)
+    assert "after the first seconds" in head_html({}, unit)
 
 
 def test_the_chart_takes_new_points_and_themes() -> None:
