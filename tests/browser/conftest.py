@@ -51,8 +51,9 @@ def launch(session: Session) -> Iterator[object]:
         job.exception(timeout=20)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
+    """Of a module: Playwright keeps an event loop running, which tests of other folders must not find."""
     path = chromium()
     if path is None:
         pytest.skip("there is no Chromium; `make test` installs it, or put one on the PATH")

@@ -152,11 +152,11 @@ def test_without_its_server_the_snapshot_stays_and_says_what_to_do(tab: Tab, lau
 
 
 def test_a_lost_pool_is_told_and_found_again(tab: Tab, home: Path) -> None:
-    from conftest import PROGRAMS
+    programs = Path(__file__).parent / "programs"
 
     session = Session(pool="other", slots=2, timeout=60)
     try:
-        job = session.launch(PROGRAMS / "steady.py", args=["100"], nproc_per_node=2)
+        job = session.launch(programs / "steady.py", args=["100"], nproc_per_node=2)
         await_steps(job)
         view = tab.go_live(job.job_id)
         os.kill(pid_of(home, "pools/other/scheduler.json"), signal.SIGKILL)

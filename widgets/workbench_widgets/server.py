@@ -76,17 +76,16 @@ def _alone(path: Path) -> Iterator[bool]:
 
 def serve(home: Path, path: Path) -> None:
     """Listen at `path` until told to end; then remove it."""
+    from tornado.ioloop import IOLoop, PeriodicCallback
+
     from workbench_widgets.pages import Pages
 
-    pages = Pages(home)
-    server = make_server(pages, path)
-    loop = server.io_loop
-    for number in (signal.SIGTERM, signal.SIGINT):
+    pages, loop = Pages(home), IOLoop.current()
+    for number in (signal.SIGTERM, signal.SIGINT):  # before there is a socket to leave behind
         signal.signal(number, lambda *_: loop.add_callback_from_signal(loop.stop))
+    server = make_server(pages, path)
     inode = path.stat().st_ino
     stop_when_taken = functools.partial(_check_socket, path, inode, loop.stop)
-    from tornado.ioloop import PeriodicCallback
-
     PeriodicCallback(stop_when_taken, CHECK_EVERY * 1000).start()
     server.start()
     try:

@@ -15,9 +15,9 @@ The rules of counting:
   its buckets (from its own timers, looked at a few times a second, as a share of the backward); optimizer = `step()`;
   checkpoint = `torch.save`. What is left of a step is "other".
 - **Detail**: while steps are shorter than `SHORT`, watching every part of each would cost more than 1 % of it. Then one
-  step of four is watched whole; in the others steps, samples, data wait and calls of torch.distributed are still exact,
-  and the rest is divided into forward, backward and optimizer as in the last whole one; the box does not name these,
-  and gets such steps three at a time, or with the next probe after `LATE`.
+  step of `EACH` is watched whole; in the others steps, samples, data wait and calls of torch.distributed are still
+  exact, and the rest is divided into forward, backward and optimizer as in the last whole one; the box does not name
+  these.
 - **Collectives** are numbered over the default group only; point-to-point calls and those of subgroups have a name but
   no number of their own, since ranks differ in them.
 - One thread is watched: the one that installed, until another one takes a step.
@@ -47,11 +47,9 @@ NO_TIME: Final = [0.0] * 8  # by activity up to CHECKPOINT; from DATA on the ord
 NOTHING_SAID: Final[frozenset[str]] = frozenset()
 SHORT: Final = 0.003  # s
 EACH: Final = 16  # of short steps one in so many is watched whole
-LATE: Final = 0.02  # s
 NOBODY: Final = -1  # a thread that does not exist: every probe passes by
 SILENCE: Final = 5.0  # s without a step after which another thread's step moves the watch there
 
-Quick: TypeAlias = tuple[float, float, float]  # end, data wait, samples of a step that was not watched whole
 Frame: TypeAlias = tuple[int, int, float, float]  # activity, the one before, start, sum of all phases at the start
 
 
@@ -82,7 +80,6 @@ class Observer:
         self.step = 0
         self.base = self.activity = int(Activity.RUNNING)
         self.is_whole = True  # this step is watched in all its parts
-        self.waiting: list[Quick] = []  # steps that were not, and are not in the box yet
         self.began = 0.0  # the start of the first step that is not in the box
         self.spent = NO_TIME.copy()
         self.sum = 0.0  # of all phases that have ended, ever
@@ -111,7 +108,7 @@ class Observer:
     def enter(self, activity: int) -> Frame | None:
         try:
             now = self.clock()
-            if self.mark.stepped is not False or self.waiting:
+            if self.mark.stepped is not False:
                 self.attend(now)
             frame = (activity, self.activity, now, self.sum)
             self.activity = activity
@@ -151,17 +148,16 @@ class Observer:
         return self.enter(COMM)
 
     def attend(self, now: float) -> None:
-        """What is rare at the start of a phase: the first one of all, steps to write, steps that compiled code took."""
+        """What is rare at the start of a phase: the first one of all, a step that compiled code took."""
         if not self.began:
             self.began = now
-        self.flush()
         if self.mark.stepped is True:
             self.finish(now)
         self.mark.stepped = False
 
     def attend_late(self) -> None:
         """At the end of a cell or of all, where no phase will start."""
-        if self.thread != NOBODY and (self.waiting or self.mark.stepped is True):
+        if self.thread != NOBODY and self.mark.stepped is True:
             self.attend(self.clock())
 
     # --- steps ---
@@ -174,20 +170,9 @@ class Observer:
         self.owner = weakref.ref(optimizer)
         return True
 
-    def flush(self) -> None:
-        """Write the steps that wait."""
-        if self.waiting:
-            waiting, self.waiting[:] = self.waiting.copy(), ()
-            kept = self.spent, self.samples, self.last_said
-            for now, data, samples in waiting:
-                self.spent = NO_TIME.copy()
-                self.spent[DATA], self.samples = data, samples
-                self._write(now)
-            self.spent, self.samples, self.last_said = kept
-
     def finish(self, now: float) -> None:
-        self.flush()
-        self.others.clear()
+        if self.others:
+            self.others.clear()
         self._write(now)
 
     def _write(self, now: float) -> None:
@@ -229,7 +214,6 @@ class Observer:
         """`samples`, `tokens` or `loss` of the step just finished, if it has none yet and nothing of the next has
         begun; else of the step being taken, where samples and tokens of several reports add up.
         """
-        self.flush()
         if self.last_said is not None and field not in self.last_said:
             self.last_said = {*self.last_said, field}
             self.box.amend(field, value)

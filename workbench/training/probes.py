@@ -19,10 +19,7 @@ from workbench.training.observe import (
     CHECKPOINT,
     COMM,
     DATA,
-    EACH,
     FORWARD,
-    LATE,
-    NOTHING_SAID,
     OPTIMIZER,
     Observer,
 )
@@ -43,7 +40,6 @@ def _watch_optimizers(observer: Observer) -> None:
     from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
     mark, clock, offset, say = observer.mark, observer.clock, observer.offset, observer.box.now
-    waiting = observer.waiting
 
     def before(optimizer: Any, args: Any, kwargs: Any) -> None:
         if tracing():
@@ -77,13 +73,7 @@ def _watch_optimizers(observer: Observer) -> None:
             if not observer.is_whole and not observer.said and observer.owner() is optimizer:
                 spent = observer.spent
                 if spent[COMM] == 0.0:
-                    waiting.append((now, spent[DATA], observer.samples))
-                    spent[DATA] = observer.samples = 0.0
-                    observer.last_said = NOTHING_SAID
-                    if observer.others:
-                        observer.others.clear()
-                    if len(waiting) == EACH - 1 or now - observer.began > LATE:
-                        observer.flush()
+                    observer.finish(now)
                     return
             frame = observer.optimizer_frame
             if frame is not None:
@@ -121,7 +111,7 @@ def _watch_loaders(observer: Observer) -> None:
                 return plain(self)
             before, sum_before, start = observer.activity, observer.sum, clock()
             if not observer.is_whole:
-                if mark.stepped is not False or start - observer.began > LATE:
+                if mark.stepped is not False:
                     observer.attend(start)
                 observer.activity = DATA
                 try:
