@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from workbench.errors import UsageError
+from workbench.errors import PoolUnavailableError, UsageError
 from workbench.pool import local
 
 
@@ -83,3 +83,13 @@ def test_a_pool_started_while_another_looks_is_not_swept(monkeypatch: pytest.Mon
     assert found is not None
     assert found.address == "tls://127.0.0.1:2"
     assert local.read_marks(directory)["scheduler"] == found
+
+
+def test_a_pool_of_another_version_is_refused_with_the_way_out() -> None:
+    from workbench.pool.client import PoolClient
+
+    directory = local.private_dir(local.pool_dir("p"))
+    mark = local.write_mark(directory, "scheduler", "tls://127.0.0.1:1")
+    other = msgspec.structs.replace(mark, version="0.0.1")
+    with pytest.raises(PoolUnavailableError, match=r"runs version 0\.0\.1, this is .*dtrain pool stop --name p"):
+        PoolClient.connect_local("p", other)
