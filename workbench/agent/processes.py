@@ -129,10 +129,10 @@ class RankProcess:
         self.transcript.drain()
         self.transcript.flush(everything=True)
         self.report_steps()
-        self._answer_cells()
         exited = self._exit_event(status, time, peak)
         self._close()
         self.emit(exited)
+        self._answer_cells()  # after its end: who waits for the answer is to find out how it ended
         self.on_gone()
 
     def _exit_event(self, status: int | None, time: float, peak: int) -> RankExited:
