@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import signal
 import stat
 import tempfile
 import time
@@ -24,6 +25,8 @@ SHARED_MEMORY = Path("/dev/shm")
 def pytest_configure(config: pytest.Config) -> None:
     for folder in FOLDER_LIMITS:
         config.addinivalue_line("markers", f"{folder}: in tests/{folder}/")
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # started in a shell's background; tests press Ctrl-C
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
