@@ -170,3 +170,11 @@ def test_what_the_documents_name_is_there(name: str) -> None:
     text = (ROOT / name).read_text()
     paths = re.findall(r"`((?:workbench|widgets|tests|notebooks|binder)/[\w./-]+|[A-Z]+\.md|constraints\.txt)`", text)
     assert [path for path in paths if not (ROOT / path).exists()] == []
+
+
+def test_the_readme_tells_every_verb_and_no_other() -> None:
+    from workbench.verbs.table import COMPLETION, VERBS
+
+    table = (ROOT / "README.md").read_text().partition("## Verbs")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| (`.+?) \|", table, re.MULTILINE)
+    assert {name for row in rows for name in re.findall(r"`([^`]+)`", row)} == {v.name for v in (*VERBS, COMPLETION)}
