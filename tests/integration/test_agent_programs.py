@@ -109,6 +109,13 @@ def test_unseeded_ranks_differ_and_seeded_ones_repeat(host: AgentHost) -> None:
     assert seeded == repeated
 
 
+def test_a_deterministic_job_runs_deterministic_algorithms(host: AgentHost) -> None:
+    text = (
+        "import os, torch; print(torch.are_deterministic_algorithms_enabled(), os.environ['CUBLAS_WORKSPACE_CONFIG'])"
+    )
+    assert host.output(text, deterministic=True) == "True :4096:8\n"
+
+
 def test_an_edit_takes_effect_at_the_next_launch(host: AgentHost) -> None:
     host.script("VALUE = 1", "helper_module.py")
     spec = host.spec("import helper_module; print(helper_module.VALUE)")

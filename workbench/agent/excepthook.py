@@ -49,20 +49,13 @@ def own_traceback(trace: TracebackType | None) -> TracebackType | None:
 def describe(error: BaseException) -> dict[str, Any]:
     """The exception for the agent: its line, its traceback, whether it tells of a lost peer."""
     text = "".join(traceback.format_exception(error))
-    line = "".join(traceback.format_exception_only(error)).strip()
+    # A SyntaxError's place and source come before its line, and are indented.
+    line = "".join(part for part in traceback.format_exception_only(error) if not part.startswith("  ")).strip()
     return {
-        "error": _last_line(line)[:LONGEST_ERROR],
+        "error": line[:LONGEST_ERROR],
         "traceback": text if len(text) <= LONGEST else f"… {len(text) - LONGEST} characters …\n{text[-LONGEST:]}",
         "is_collective": is_peer_lost(error),
     }
-
-
-def _last_line(text: str) -> str:
-    """`ValueError: bad` also where a SyntaxError shows its source first, and a message has several lines."""
-    lines = text.splitlines()
-    while len(lines) > 1 and lines[0].startswith("  "):
-        lines.pop(0)
-    return "\n".join(lines)
 
 
 def is_peer_lost(error: BaseException | None) -> bool:

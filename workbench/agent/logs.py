@@ -96,6 +96,7 @@ def _last_lines(span: _Span, tail: int, needle: bytes, limit: int) -> LogPage:
     if not found and not needle and tail and span.end > span.first:  # its last line is longer than a page
         start = max(span.first, span.end - limit)
         found = [span.read(start, span.end)]
+        return LogPage(text=found[0].decode(errors="replace"), next=span.end, start=start, truncated=True)
     text = b"".join(reversed(found)).decode(errors="replace")
     return LogPage(text=text, next=span.end, start=start, truncated=len(found) < tail and start > 0)
 

@@ -273,7 +273,7 @@ class RankProcess:
 
     def _note_stop(self, number: int) -> None:
         """It is being ended by us, unless it has ended already, unseen yet: then its exit is its own."""
-        if self._pidfd < 0 or not select.select([self._pidfd], [], [], 0)[0]:
+        if self._pidfd < 0 or not is_readable(self._pidfd):
             self.stop_signal = number
 
     def _kill_group(self) -> None:
@@ -290,6 +290,13 @@ class RankProcess:
         except ProcessLookupError:
             return False
         return True
+
+
+def is_readable(fd: int) -> bool:
+    """Whether reading would not wait; for a pidfd: the process has ended. (`select` takes no number above 1023.)"""
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    return bool(poll.poll(0))
 
 
 def _step(snapshot: Snapshot | None) -> int | None:

@@ -171,5 +171,11 @@ def _send_some(sock: socket.socket, data: bytes | memoryview, fds: tuple[int, ..
 
 def receive_some(sock: socket.socket) -> tuple[bytes, list[int]]:
     """One read: bytes (none: closed) and the descriptors that came with them, close-on-exec."""
-    data, fds, _, _ = socket.recv_fds(sock, CHUNK, MAX_FDS, socket.MSG_CMSG_CLOEXEC)
-    return data, fds
+    # Not `socket.recv_fds`: it drops its flags, and the descriptors would be inherited by whatever is executed next.
+    rights = array.array("i")
+    space = socket.CMSG_SPACE(MAX_FDS * rights.itemsize)
+    data, ancillary, _, _ = sock.recvmsg(CHUNK, space, socket.MSG_CMSG_CLOEXEC)
+    for level, kind, content in ancillary:
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+            rights.frombytes(content[: len(content) - len(content) % rights.itemsize])
+    return data, rights.tolist()

@@ -54,6 +54,18 @@ class Zygote:
         except RefusedError as error:
             self._agent.send({"op": "refused", "reason": str(error)})
             os._exit(1)
+        zygote = os.getpid()
+        try:
+            task = self._wait_for_work()
+        finally:  # whatever goes wrong here, no rank is left behind
+            if os.getpid() == zygote:
+                self._kill_all()
+        if task is None:
+            os._exit(0)
+        return task
+
+    def _wait_for_work(self) -> Callable[[], None] | None:
+        """None once the agent is gone, in the zygote; in a child, its task."""
         wake = self._wake_on_signals()
         with selectors.DefaultSelector() as selector:
             selector.register(self._agent, selectors.EVENT_READ)
@@ -65,8 +77,7 @@ class Zygote:
                     elif (task := self._take()) is not None:
                         return task
                 self._reap()
-        self._kill_all()
-        os._exit(0)
+        return None
 
     def _wake_on_signals(self) -> int:
         reader, writer = os.pipe()
@@ -79,6 +90,12 @@ class Zygote:
 
     def _on_term(self, number: int, frame: FrameType | None) -> None:
         self._is_ending = True
+
+    def _tell(self, header: dict[str, Any], fds: tuple[int, ...] = ()) -> None:
+        try:
+            self._agent.send(header, fds=fds)
+        except OSError:  # the agent is gone, and a child has ended before that was seen
+            self._is_ending = True
 
     def _take(self) -> Callable[[], None] | None:
         frames = self._agent.read()
@@ -95,16 +112,17 @@ class Zygote:
         try:
             pid = os.fork()
         except OSError as error:
-            self._agent.send({"op": "failed", "id": number, "reason": f"cannot fork: {error.strerror}"})
+            self._tell({"op": "failed", "id": number, "reason": f"cannot fork: {error.strerror}"})
             pid = -1
         if pid == 0:
+            self._agent.sock.detach()  # else its end would close a number that may be the program's by then
             return _child_task(frame, parent)
         for fd in frame.fds:
             os.close(fd)
         if pid > 0:
             self._children[pid] = number
             handle = os.pidfd_open(pid)
-            self._agent.send({"op": "forked", "id": number, "pid": pid, "time": time.time()}, fds=(handle,))
+            self._tell({"op": "forked", "id": number, "pid": pid, "time": time.time()}, fds=(handle,))
             os.close(handle)
         return None
 
@@ -120,7 +138,7 @@ class Zygote:
             _, status, usage = os.wait4(seen.si_pid, 0)
             if (number := self._children.pop(seen.si_pid, None)) is not None:
                 peak = usage.ru_maxrss * 1024
-                self._agent.send({"op": "exited", "id": number, "status": status, "peak": peak, "time": time.time()})
+                self._tell({"op": "exited", "id": number, "status": status, "peak": peak, "time": time.time()})
 
     def _kill_all(self) -> None:
         for pid in self._children:
