@@ -139,7 +139,6 @@ def set_path(first: str, old_pythonpath: str, pythonpath: str) -> None:
     stale = set(split_path(old_pythonpath))
     own = split_path(pythonpath)
     sys.path[:] = [first, *own, *(p for p in sys.path if p not in stale and p not in own)]
-    importlib.invalidate_caches()
     forget_shadowed([first, *own])
 
 
