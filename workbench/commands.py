@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import msgspec
 
 from workbench.events import FailureDetected, RecoveryFinished, RecoveryStarted
@@ -46,7 +48,7 @@ class StartRanks(_Command, frozen=True, kw_only=True):
 
 
 class StopRanks(_Command, frozen=True, kw_only=True):
-    """SIGTERM, `grace` seconds, then SIGKILL, to the process group of every rank (and the store) of the job there."""
+    """End the generation's ranks there, and its store: SIGTERM to each, `grace` s later SIGKILL to its group."""
 
     restart_count: int
     worker: str
@@ -95,6 +97,9 @@ class InterruptRanks(_Command, frozen=True, kw_only=True):
 
     worker: str
     ranks: tuple[int, ...]
+
+
+FAULTS: Final = ("kill", "stop", "continue")  # what `InjectFault` knows; the agent has the signals
 
 
 class InjectFault(_Command, frozen=True, kw_only=True):

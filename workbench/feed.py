@@ -26,6 +26,22 @@ class JobSummary(msgspec.Struct, frozen=True, kw_only=True):
     throughput: float = 0.0
     restart_count: int = 0
 
+    @classmethod
+    def of(cls, state: JobState, *, step: int = 0, throughput: float = 0.0) -> JobSummary:
+        """The line of a job in this state."""
+        return cls(
+            job_id=state.job_id,
+            label=state.spec.label,
+            phase=state.phase,
+            reason=state.reason,
+            world_size=state.world_size,
+            submitted_at=state.submitted_at,
+            ended_at=state.ended_at,
+            step=step,
+            throughput=throughput,
+            restart_count=state.restart_count,
+        )
+
 
 class PoolStatus(msgspec.Struct, frozen=True, kw_only=True):
     """The pool as its scheduler counts it: live workers, not remembered ones. `waiting`: job id and reason."""

@@ -9,8 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-import shutil
-import tokenize
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import msgspec
 
 import workbench.requests as rq
+from workbench.entrypoint import check_here, entry, pickle_value, unpickle
 from workbench.errors import (
     JobError,
     PoolUnavailableError,
@@ -93,8 +93,6 @@ class Session:
 
     def _await_slots(self, timeout: float) -> None:
         """A pool is there once a worker's agent has joined."""
-        import time
-
         deadline = time.monotonic() + timeout
         while not self.pool_status().workers:
             if time.monotonic() > deadline:
@@ -153,7 +151,7 @@ class Session:
 
         `options` are fields of `JobSpec`. Returns at once; the job may still wait for slots. Raises `SpecError`.
         """
-        kind, fields = _entry(entrypoint, args, kwargs or {}, module, source, interactive)
+        kind, fields = entry(entrypoint, args, kwargs or {}, module, source, interactive)
         known = set(JobSpec.__struct_fields__)
         if unknown := sorted(set(options) - known):
             raise SpecError(f"there is no launch option {unknown[0]!r}", hint=f"options: {', '.join(sorted(known))}")
@@ -165,7 +163,7 @@ class Session:
 
     def launch_spec(self, spec: JobSpec) -> Job:
         """Start what a spec describes; paths are taken from the working directory."""
-        ready = _check_here(check_spec(spec)) if self.is_local else check_spec(spec)
+        ready = check_here(check_spec(spec)) if self.is_local else check_spec(spec)
         ambient = local.caller_environment() if self.is_local else {}
         return Job(self, self.ask("launch", rq.Launch(spec=ready, ambient=ambient), str))
 
@@ -248,10 +246,10 @@ class Job:
 
     def wait(self, timeout: float | None = None) -> JobPhase:
         """Wait for the end. Raises the job's error when it FAILED, `TimeoutError` when it goes on. Stops nothing."""
-        error = self.exception(timeout)
-        if error is not None and self.phase is JobPhase.FAILED:
-            raise error
-        return self.phase
+        state = self._await_end(timeout)
+        if state.phase is JobPhase.FAILED:
+            raise error_of(state)
+        return state.phase
 
     def exception(self, timeout: float | None = None) -> JobError | None:
         """Wait for the end; the error of a job that did not succeed, else None."""
@@ -267,11 +265,9 @@ class Job:
         if update.state.spec.kind is not EntrypointKind.FUNCTION:
             return None
         answers = {cell.rank: cell for cell in update.cells if cell.cell_id == "result"}
-        return [_unpickle(answers[rank]) if rank in answers else None for rank in range(update.state.world_size)]
+        return [unpickle(answers[rank]) if rank in answers else None for rank in range(update.state.world_size)]
 
     def _await_end(self, timeout: float | None) -> JobState:
-        import time
-
         deadline = None if timeout is None else time.monotonic() + timeout
         update = self.follow(timeout=0.0)
         while not update.state.phase.is_terminal:
@@ -333,14 +329,14 @@ class Job:
         """Bind `name` to a copy of `value` in the ranks' namespaces."""
         if not name.isidentifier():
             raise UsageError(f"{name!r} is no variable name")
-        payload = _pickle(value, f"{name} cannot be sent")
+        payload = pickle_value(value, f"{name} cannot be sent")
         run = self._begin("push", rq.Push(job_id=self.job_id, name=name, payload=payload, ranks=_ranks(ranks)))
         run.answers_or_raise()
 
     def pull(self, name: str, ranks: Sequence[int] | None = None) -> dict[int, Any]:
         """The value of an expression in the ranks' namespaces, by rank."""
         run = self._begin("pull", rq.Pull(job_id=self.job_id, name=name, ranks=_ranks(ranks)))
-        return {rank: _unpickle(answer) for rank, answer in sorted(run.answers_or_raise().items())}
+        return {rank: unpickle(answer) for rank, answer in sorted(run.answers_or_raise().items())}
 
     def _begin(self, name: str, request: object) -> CellRun:
         return CellRun(self, self.session.ask(name, request, CellStarted, 60.0))
@@ -430,7 +426,7 @@ def error_of(state: JobState) -> JobError:
         rank=failure.rank,
         traceback=failure.traceback,
         log_path=failure.log_path,
-        story=failure_text(state),
+        story=failure_text(msgspec.structs.replace(state, failure=failure)),
     )
 
 
@@ -456,85 +452,3 @@ def _default_slots() -> int:
 
 def _ranks(ranks: Sequence[int] | None) -> tuple[int, ...] | None:
     return None if ranks is None else tuple(ranks)
-
-
-# --- what can be checked before anything is sent ----------------------------------------------------------------------
-
-
-def _entry(
-    entrypoint: Any,
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
-    module: str | None,
-    source: str | None,
-    interactive: bool,
-) -> tuple[EntrypointKind, dict[str, Any]]:
-    """Which kind of program was given, and the spec's fields for it."""
-    given = [entrypoint is not None, module is not None, source is not None and entrypoint is None, interactive]
-    if sum(given) != 1:
-        what = "nothing to launch was given" if not any(given) else "more than one thing to launch was given"
-        raise SpecError(what, hint="give one of: a script, module=, source=, interactive=True, a function")
-    words = tuple(map(str, args))
-    if interactive:
-        return EntrypointKind.INTERACTIVE, {"args": words}
-    if module is not None:
-        return EntrypointKind.MODULE, {"entrypoint": module, "args": words}
-    if source is not None:
-        return EntrypointKind.SOURCE, {"source": source, "args": words}
-    if callable(entrypoint):
-        name = getattr(entrypoint, "__name__", type(entrypoint).__name__)
-        payload = _pickle((entrypoint, tuple(args), dict(kwargs)), f"{name}() cannot be sent to the ranks")
-        return EntrypointKind.FUNCTION, {"entrypoint": name, "payload": payload}
-    return EntrypointKind.SCRIPT, {"entrypoint": os.fspath(entrypoint), "args": words}
-
-
-def _check_here(spec: JobSpec) -> JobSpec:
-    """Make paths absolute, and find out at once what every rank would find out later."""
-    cwd = Path(spec.cwd or Path.cwd()).expanduser().absolute()
-    if not cwd.is_dir():
-        raise SpecError(f"the working directory {cwd} does not exist")
-    changes: dict[str, Any] = {"cwd": str(cwd)}
-    if spec.python:
-        found = shutil.which(spec.python)
-        if found is None:
-            raise SpecError(f"there is no interpreter {spec.python!r}", hint="give the path of a python executable")
-        changes["python"] = str(Path(found).absolute())
-    if spec.kind is EntrypointKind.SCRIPT:
-        script = (cwd / Path(spec.entrypoint).expanduser()).absolute()
-        changes["entrypoint"] = str(script)
-        _check_script(script, compiles=not spec.python)
-    return msgspec.structs.replace(spec, **changes)
-
-
-def _check_script(script: Path, *, compiles: bool) -> None:
-    if not script.is_file():
-        near = sorted(path.name for path in script.parent.glob("*.py"))[:8] if script.parent.is_dir() else []
-        raise SpecError(
-            f"there is no script {script}", hint=f"scripts there: {', '.join(near)}" if near else "check the path"
-        )
-    try:
-        with tokenize.open(script) as file:
-            text = file.read()
-        if compiles:
-            compile(text, str(script), "exec", dont_inherit=True)
-    except SyntaxError as error:
-        where = f", line {error.lineno}" if error.lineno else ""
-        raise SpecError(f"{script.name}{where}: {error.msg}", hint="correct the script, then launch again") from None
-    except (OSError, ValueError) as error:
-        raise SpecError(f"{script} cannot be read: {error}") from None
-
-
-def _pickle(value: Any, complaint: str) -> bytes:
-    import cloudpickle
-
-    try:
-        data: bytes = cloudpickle.dumps(value)
-    except Exception as error:
-        raise SpecError(f"{complaint}: {error}", hint="leave out what holds open files, locks or sockets") from error
-    return data
-
-
-def _unpickle(answer: CellFinished) -> Any:
-    import cloudpickle
-
-    return cloudpickle.loads(answer.payload)

@@ -102,6 +102,7 @@ def check_spec(spec: JobSpec) -> JobSpec:
 
 
 def _complaints(spec: JobSpec) -> list[tuple[bool, str, str]]:
+    """The rules as one table, long because they are many: whether it is broken, what is wrong, what to do."""
     kind = spec.kind
     return [
         (

@@ -92,17 +92,18 @@ def read_marks(directory: Path) -> dict[str, Mark]:
 def find_pool(name: str) -> Mark | None:
     """The scheduler of a running pool, or None. Leftovers of a dead pool are cleaned away."""
     directory = pool_dir(name)
-    running = _running(directory)
-    if running is None and read_marks(directory):
+    found = running(directory)
+    if found is None and read_marks(directory):
         with _locked(directory):
-            running = _running(directory)  # another process may have started it while we waited
-            if running is None:
+            found = running(directory)  # another process may have started it while we waited
+            if found is None:
                 sweep(directory)
-    return running
+    return found
 
 
-def _running(directory: Path) -> Mark | None:
-    mark = read_marks(directory).get("scheduler")
+def running(directory: Path, role: str = "scheduler") -> Mark | None:
+    """The live process of that role that left its mark in the directory."""
+    mark = read_marks(directory).get(role)
     return mark if mark is not None and mark.is_alive else None
 
 
@@ -111,7 +112,7 @@ def list_pools() -> list[tuple[str, Mark | None]]:
     root = pools_dir()
     if not root.is_dir():
         return []
-    return [(path.name, _running(path)) for path in sorted(root.iterdir()) if path.is_dir()]
+    return [(path.name, running(path)) for path in sorted(root.iterdir()) if path.is_dir()]
 
 
 def start_pool(name: str, slots: int, service: str, preload: Sequence[str] = ()) -> tuple[Mark, bool]:
@@ -121,7 +122,7 @@ def start_pool(name: str, slots: int, service: str, preload: Sequence[str] = ())
     """
     directory = private_dir(pool_dir(name))
     with _locked(directory):
-        if found := _running(directory):
+        if found := running(directory):
             return found, False
         sweep(directory)
         make_certificates(directory)
@@ -144,7 +145,7 @@ def start_pool(name: str, slots: int, service: str, preload: Sequence[str] = ())
 def _await_scheduler(directory: Path, *processes: subprocess.Popen[bytes]) -> Mark:
     deadline = time.monotonic() + START_TIMEOUT
     while time.monotonic() < deadline:
-        if mark := _running(directory):
+        if mark := running(directory):
             return mark
         for process, role in zip(processes, ("scheduler", "worker"), strict=True):
             if process.poll() is not None:
@@ -220,8 +221,9 @@ def _reap(pid: int) -> None:
 def await_end(directory: Path, timeout: float = STOP_TIMEOUT) -> None:
     """Wait for a pool that was asked to stop; what does not go by itself is ended."""
     deadline = time.monotonic() + timeout
-    while time.monotonic() < deadline and any(mark.is_alive for mark in read_marks(directory).values()):
-        for mark in read_marks(directory).values():
+    marks = tuple(read_marks(directory).values())
+    while time.monotonic() < deadline and any(mark.is_alive for mark in marks):
+        for mark in marks:
             _reap(mark.pid)
         time.sleep(0.02)
     with _locked(directory):
@@ -269,12 +271,10 @@ def start_dashboard() -> None:
     if any(importlib.util.find_spec(name) is None for name in ("workbench_widgets", "panel")):
         return
     directory = private_dir(home_dir() / "dashboard")
-    mark = read_marks(directory).get("dashboard")
-    if mark is not None and mark.is_alive:
+    if running(directory, "dashboard"):
         return
     with _locked(directory):
-        mark = read_marks(directory).get("dashboard")
-        if mark is None or not mark.is_alive:
+        if running(directory, "dashboard") is None:
             argv = [sys.executable, "-m", "workbench_widgets.server", "--home", str(home_dir())]
             process = spawn(argv, directory / "dashboard.log")
             write_mark(directory, "dashboard", pid=process.pid)

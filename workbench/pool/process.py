@@ -21,7 +21,7 @@ from distributed import Scheduler, Worker
 from distributed.security import Security
 
 from workbench.errors import PoolUnavailableError
-from workbench.pool.local import START_TIMEOUT, read_marks, write_mark
+from workbench.pool.local import START_TIMEOUT, running, write_mark
 from workbench.pool.scheduler import RunnerPlugin, SchedulerLink, Service
 from workbench.pool.worker import AgentPlugin
 from workbench.store.home import jobs_dir
@@ -97,8 +97,7 @@ async def scheduler_address(directory: Path) -> str:
     """Where the pool in `directory` has its scheduler, once it has one."""
     deadline = time.monotonic() + START_TIMEOUT
     while time.monotonic() < deadline:
-        mark = read_marks(directory).get("scheduler")
-        if mark is not None and mark.is_alive:
+        if mark := running(directory):
             return mark.address
         await asyncio.sleep(0.02)
     raise PoolUnavailableError(f"no scheduler in {directory} within {START_TIMEOUT:.0f} s")

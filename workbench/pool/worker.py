@@ -12,7 +12,6 @@ from collections import deque
 from pathlib import Path
 from typing import Final
 
-import msgspec
 from distributed import Worker
 from distributed.comm import get_address_host
 from distributed.diagnostics.plugin import WorkerPlugin
@@ -20,20 +19,11 @@ from distributed.diagnostics.plugin import WorkerPlugin
 from workbench.agent.agent import Agent
 from workbench.events import EVENT_TYPES, Event
 from workbench.pool.messages import PROTOCOL, Hello, Message, decode, decode_command, encode
+from workbench.requests import ReadLog
 from workbench.telemetry import Report
 
 PLUGIN: Final = "dtrain-agent"
 HELLO_EVERY: Final = 2.0  # s; a scheduler plugin that came after the worker learns of it by this
-
-
-class LogRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """A page of one rank's log: the last `tail` lines, or what came after byte `since`; `grep` keeps matching lines."""
-
-    job_id: str
-    rank: int
-    tail: int | None = None
-    grep: str | None = None
-    since: int = 0
 
 
 class AgentPlugin(WorkerPlugin):  # type: ignore[misc]
@@ -116,7 +106,7 @@ class AgentPlugin(WorkerPlugin):  # type: ignore[misc]
     async def _on_request(self, request: str, body: bytes) -> bytes:
         match request:
             case "log":
-                ask = decode(body, LogRequest)
+                ask = decode(body, ReadLog)
                 page = await asyncio.to_thread(
                     self._agent.read_log, ask.job_id, ask.rank, tail=ask.tail, grep=ask.grep, since=ask.since
                 )

@@ -1,7 +1,6 @@
 """One job in the runner's memory: its state, its record, and what clients may still ask of its recent past.
 
-Bounded: output for display by bytes, answers of cells by number and bytes; what falls out is counted, and the log files
-have all output.
+Bounded: output for display and answers of cells by bytes; what falls out is counted, and the log files have all output.
 """
 
 from __future__ import annotations
@@ -181,23 +180,11 @@ class LiveJob:
 
     def summary(self, now: float) -> JobSummary:
         """The job's line in the list; throughput of the last seconds while it runs, of the whole run afterwards."""
-        state = self.state
-        ended = state.ended_at is not None
+        ended = self.state.ended_at is not None
         is_new = not self._beats  # nothing came in since the record was opened
         totals = self.file.totals(since=0.0 if ended or is_new else now - WINDOW)
         steps = [beat.step for _, beat in self._beats.values()] + [total.last_step for total in totals]
-        return JobSummary(
-            job_id=self.job_id,
-            label=state.spec.label,
-            phase=state.phase,
-            reason=state.reason,
-            world_size=state.world_size,
-            submitted_at=state.submitted_at,
-            ended_at=state.ended_at,
-            step=max(steps, default=0),
-            throughput=throughput(totals),
-            restart_count=state.restart_count,
-        )
+        return JobSummary.of(self.state, step=max(steps, default=0), throughput=throughput(totals))
 
     def close(self) -> None:
         if self.tick is not None:

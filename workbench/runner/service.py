@@ -12,7 +12,6 @@ import logging
 import secrets
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, Final
 
 import msgspec
@@ -20,6 +19,7 @@ import msgspec
 import workbench.requests as rq
 from workbench import __version__
 from workbench.commands import (
+    FAULTS,
     Announce,
     Command,
     ExecuteCell,
@@ -52,26 +52,25 @@ from workbench.runner.live import LiveJob
 from workbench.runner.slots import SlotTable
 from workbench.spec import EntrypointKind, JobSpec, check_spec
 from workbench.state import JobPhase
-from workbench.store.home import index_path, job_path, jobs_dir
+from workbench.store.home import index_path, job_path
 from workbench.store.index import JobIndex
 from workbench.store.jobfile import JobFile
 
 KEEP: Final = 64  # ended jobs whose output and answers stay in memory
 FLUSH_EVERY: Final = 1.0
-FAULTS: Final = ("kill", "stop", "continue")
 logger = logging.getLogger(__name__)
 
 
 def make_service(pool: str, link: SchedulerLink) -> Runner:
     """The runner of pool `pool`, with the jobs that its record holds."""
-    return Runner(pool, link, jobs_dir(), JobIndex(index_path()))
+    return Runner(pool, link, JobIndex(index_path()))
 
 
 class Runner:
     """See the module. `worker_*`, `received` and `request` are called by the pool."""
 
-    def __init__(self, pool: str, link: SchedulerLink, directory: Path, index: JobIndex) -> None:
-        self._pool, self._link, self._dir, self._index = pool, link, directory, index
+    def __init__(self, pool: str, link: SchedulerLink, index: JobIndex) -> None:
+        self._pool, self._link, self._index = pool, link, index
         self._slots = SlotTable()
         self._jobs: dict[str, LiveJob] = {}
         self._inbox: deque[tuple[str, Event]] = deque()

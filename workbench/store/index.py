@@ -152,17 +152,7 @@ def summary_of(path: Path) -> JobSummary | None:
         return None
     if state is None:
         return None
-    return JobSummary(
-        job_id=state.job_id,
-        label=state.spec.label,
-        phase=state.phase,
-        reason=state.reason,
-        world_size=state.world_size,
-        submitted_at=state.submitted_at,
-        ended_at=state.ended_at,
-        step=max((total.last_step for total in last), default=0),
-        restart_count=state.restart_count,
-    )
+    return JobSummary.of(state, step=max((total.last_step for total in last), default=0))
 
 
 def _connect(path: Path) -> tuple[sqlite3.Connection, bool]:

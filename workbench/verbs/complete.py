@@ -11,10 +11,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
+from workbench.commands import FAULTS
 from workbench.state import JobPhase
 from workbench.verbs.declare import Option, Verb
 from workbench.verbs.parse import find_option
-from workbench.verbs.table import FAULTS, VERBS, find_verb, verb_names
+from workbench.verbs.table import VERBS, find_verb, verb_names
 
 Sources = Mapping[str, Callable[[str], Sequence[str]]]  # by an option's `offers`: words that begin with a prefix
 _MOST_FILES: Final = 2000  # entries of a folder that are looked at

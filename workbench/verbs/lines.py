@@ -10,6 +10,8 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Final
 
+from workbench.views.wording import rank_spans
+
 PATIENCE: Final = 1.0  # s that an unfinished line is held back
 HEAD: Final = 100_000  # characters shown as they come
 LINE: Final = 4096  # characters of one line that are never cut
@@ -114,11 +116,6 @@ def joined(lines: list[tuple[bool, str]]) -> list[tuple[bool, str]]:
 
 def name_ranks(ranks: list[int] | tuple[int, ...]) -> str:
     """`rank 1`, `ranks 0–7`, `ranks 0, 2, 5–7`."""
-    spans: list[list[int]] = []
-    for rank in sorted(set(ranks)):
-        if spans and rank == spans[-1][1] + 1:
-            spans[-1][1] = rank
-        else:
-            spans.append([rank, rank])
+    spans = rank_spans(ranks)
     words = [str(a) if a == b else f"{a}–{b}" if b > a + 1 or len(spans) == 1 else f"{a}, {b}" for a, b in spans]
     return ("rank " if len(set(ranks)) == 1 else "ranks ") + ", ".join(words)

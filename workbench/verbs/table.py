@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+from workbench.commands import FAULTS
 from workbench.errors import UsageError
 from workbench.verbs import about, jobs, launch, output, pools, read, watch
 from workbench.verbs.context import Context
 from workbench.verbs.declare import HELP, JOB, JSON, QUIET, Arguments, Operand, Option, Outcome, Verb
 from workbench.verbs.help import overview, verb_help
 from workbench.verbs.parse import nearest, parse
-
-FAULTS: Final = ("kill", "stop", "continue")
 
 _WHERE: Final = (
     Option(("--pool",), "the pool of this machine with that name; left out: the current one", "NAME", offers="pool"),

@@ -24,14 +24,20 @@ MARKS: Final[Mapping[str, str]] = {
 _SIZES: Final = ("B", "kB", "MB", "GB", "TB", "PB")
 
 
-def ranks_text(ranks: Iterable[int], most: int = 8) -> str:
-    """`(0, 1, 2, 5)` → "ranks 0–2, 5"; at most `most` ranges, then how many more."""
-    spans: list[list[int]] = []
+def rank_spans(ranks: Iterable[int]) -> list[tuple[int, int]]:
+    """Unbroken runs of ranks, each as its first and last, in order."""
+    spans: list[tuple[int, int]] = []
     for rank in sorted(set(ranks)):
         if spans and rank == spans[-1][1] + 1:
-            spans[-1][1] = rank
+            spans[-1] = (spans[-1][0], rank)
         else:
-            spans.append([rank, rank])
+            spans.append((rank, rank))
+    return spans
+
+
+def ranks_text(ranks: Iterable[int], most: int = 8) -> str:
+    """`(0, 1, 2, 5)` → "ranks 0–2, 5"; at most `most` ranges, then how many more."""
+    spans = rank_spans(ranks)
     if not spans:
         return "no rank"
     parts = [f"{a}" if a == b else f"{a}–{b}" if b > a + 1 else f"{a}, {b}" for a, b in spans[:most]]
