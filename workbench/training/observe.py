@@ -80,7 +80,7 @@ class Observer:
         self.step = 0
         self.base = self.activity = int(Activity.RUNNING)
         self.is_whole = True  # this step is watched in all its parts
-        self.began = 0.0  # the start of the first step that is not in the box
+        self.began = 0.0  # the start of the step that is being taken
         self.spent = NO_TIME.copy()
         self.sum = 0.0  # of all phases that have ended, ever
         self.gap = math.inf  # where forward begins when no DDP says so; inf: a DDP has said so
@@ -171,11 +171,9 @@ class Observer:
         return True
 
     def finish(self, now: float) -> None:
+        """Record the step that ends now."""
         if self.others:
             self.others.clear()
-        self._write(now)
-
-    def _write(self, now: float) -> None:
         step = self.step = self.step + 1
         samples, tokens, loss = self.samples, 0.0, NO_LOSS
         self.last_said = NOTHING_SAID

@@ -17,7 +17,6 @@ from workbench.training.communication import watch_communication
 from workbench.training.observe import (
     BACKWARD,
     CHECKPOINT,
-    COMM,
     DATA,
     FORWARD,
     OPTIMIZER,
@@ -70,11 +69,6 @@ def _watch_optimizers(observer: Observer) -> None:
         observer.is_stepping = False
         try:
             now = clock()
-            if not observer.is_whole and not observer.said and observer.owner() is optimizer:
-                spent = observer.spent
-                if spent[COMM] == 0.0:
-                    observer.finish(now)
-                    return
             frame = observer.optimizer_frame
             if frame is not None:
                 observer.optimizer_frame = None
