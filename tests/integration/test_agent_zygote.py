@@ -67,7 +67,7 @@ def test_a_users_module_is_not_preloaded(tmp_path: Path, monkeypatch: pytest.Mon
         job = own.start(own.spec("", preload=("my_model",)), ranks=2)
         reason = own.refusal(job).reason
         assert f"my_model cannot be preloaded: it lies in {tmp_path}, outside site-packages" in reason
-        assert len(own.until(job, lambda: [n for n in own.news[job] if getattr(n, "reason", "") == reason])) == 2
+        own.until(job, lambda: sum(getattr(news, "reason", "") == reason for news in own.news[job]) == 2)
         missing = own.start(own.spec("", preload=("no_such_module",)))
         assert "has no module no_such_module" in own.refusal(missing).reason
         assert own.output("print('the pool goes on')") == "the pool goes on\n"
