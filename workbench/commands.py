@@ -45,6 +45,7 @@ class StartRanks(_Command, frozen=True, kw_only=True):
     world_size: int
     nnodes: int
     master: tuple[str, int]
+    resume: str = ""  # the checkpoint to go on from; empty: the newest that is whole, in memory or on disk
 
 
 class StopRanks(_Command, frozen=True, kw_only=True):
@@ -53,6 +54,13 @@ class StopRanks(_Command, frozen=True, kw_only=True):
     restart_count: int
     worker: str
     grace: float
+
+
+class RequestCheckpoint(_Command, frozen=True, kw_only=True):
+    """Have the generation's ranks there save at their next step; `CheckpointSaved` or `CheckpointFailed` comes back."""
+
+    restart_count: int
+    worker: str
 
 
 class Announce(_Command, frozen=True, kw_only=True):
@@ -116,6 +124,7 @@ Command = (
     | StartStore
     | StartRanks
     | StopRanks
+    | RequestCheckpoint
     | Announce
     | ExecuteCell
     | PushValue
@@ -123,4 +132,14 @@ Command = (
     | InterruptRanks
     | InjectFault
 )
-AgentCommand = StartStore | StartRanks | StopRanks | ExecuteCell | PushValue | PullValue | InterruptRanks | InjectFault
+AgentCommand = (
+    StartStore
+    | StartRanks
+    | StopRanks
+    | RequestCheckpoint
+    | ExecuteCell
+    | PushValue
+    | PullValue
+    | InterruptRanks
+    | InjectFault
+)

@@ -11,7 +11,7 @@ from typing import Final, get_args
 import msgspec
 
 from workbench.spec import JobSpec
-from workbench.state import Failure, JobPhase, Placement
+from workbench.state import Checkpoint, CheckpointTier, Failure, JobPhase, Placement, Stall
 
 
 class _Event(msgspec.Struct, frozen=True, kw_only=True, tag=True, tag_field="event", omit_defaults=True):
@@ -116,6 +116,82 @@ class FaultInjected(_Event, frozen=True, kw_only=True):
     rank: int
 
 
+class ResumeRequested(_Event, frozen=True, kw_only=True):
+    """Somebody wants an ended job to go on, from checkpoint `path` (empty: the newest that is whole).
+
+    `step` is that checkpoint's. `ranks`: how many from now on, None: as before.
+    """
+
+    step: int | None = None
+    path: str = ""
+    ranks: int | None = None
+    by: str = ""
+
+
+class ResizeRequested(_Event, frozen=True, kw_only=True):
+    """Somebody wants the running job to go on with that many ranks, from a checkpoint made for it."""
+
+    ranks: int
+    by: str = ""
+
+
+class SlotsReturned(_Event, frozen=True, kw_only=True):
+    """An elastic job that runs on fewer ranks than it wants could have `ranks` now."""
+
+    ranks: int
+
+
+class StallDetected(_Event, frozen=True, kw_only=True):
+    """The job has stopped getting on, and why is known as far as it can be."""
+
+    restart_count: int
+    stall: Stall
+
+
+class StallEnded(_Event, frozen=True, kw_only=True):
+    """It gets on again by itself, `seconds` after it last had."""
+
+    restart_count: int
+    seconds: float
+
+
+class CheckpointSaved(_Event, frozen=True, kw_only=True):
+    """Committed. `seconds`: from its request to its commit; `stalled`: how long training stood still for it."""
+
+    restart_count: int
+    checkpoint: Checkpoint
+    seconds: float = 0.0
+    stalled: float = 0.0
+
+
+class CheckpointFailed(_Event, frozen=True, kw_only=True):
+    """It could not be saved; training goes on and it is tried again."""
+
+    restart_count: int
+    step: int
+    reason: str
+    rank: int | None = None
+
+
+class RunResumed(_Event, frozen=True, kw_only=True):
+    """The generation goes on from a checkpoint: `step` optimizer steps are behind it."""
+
+    restart_count: int
+    step: int
+    tier: CheckpointTier
+    path: str = ""
+    seconds: float = 0.0  # that loading took
+
+
+class NonFiniteFound(_Event, frozen=True, kw_only=True):
+    """NaN or inf; `what` names the first place: "loss", "gradient of layer2.weight"."""
+
+    restart_count: int
+    rank: int
+    step: int
+    what: str
+
+
 class Ticked(_Event, frozen=True, kw_only=True):
     """A deadline that the state asked for has come."""
 
@@ -146,6 +222,34 @@ class RecoveryFinished(_Event, frozen=True, kw_only=True):
     restart_count: int
 
 
+class StepsBegan(_Event, frozen=True, kw_only=True):
+    """Every rank of the generation has finished its first step, the last of them at `time`; `step` is that one."""
+
+    restart_count: int
+    step: int
+
+
+class CheckpointRefused(_Event, frozen=True, kw_only=True):
+    """A checkpoint is not what was saved, and was passed over."""
+
+    restart_count: int
+    checkpoint: Checkpoint  # with its `problem`
+
+
+class StragglerDetected(_Event, frozen=True, kw_only=True):
+    """A rank takes `score` times as long as the others for its own part of a step."""
+
+    restart_count: int
+    rank: int
+    score: float
+    reason: str
+
+
+class StragglerGone(_Event, frozen=True, kw_only=True):
+    restart_count: int
+    rank: int
+
+
 Event = (
     LaunchRequested
     | SlotsAwaited
@@ -160,11 +264,24 @@ Event = (
     | PoolLost
     | CancelRequested
     | FaultInjected
+    | ResumeRequested
+    | ResizeRequested
+    | SlotsReturned
+    | StallDetected
+    | StallEnded
+    | CheckpointSaved
+    | CheckpointFailed
+    | RunResumed
+    | NonFiniteFound
     | Ticked
     | PhaseChanged
     | FailureDetected
     | RecoveryStarted
     | RecoveryFinished
+    | StepsBegan
+    | CheckpointRefused
+    | StragglerDetected
+    | StragglerGone
 )
 EVENT_TYPES: Final[tuple[type[_Event], ...]] = get_args(Event)
 

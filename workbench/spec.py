@@ -30,11 +30,20 @@ class EntrypointKind(enum.Enum):
     INTERACTIVE = "interactive"  # ranks wait for cells
 
 
+class NanPolicy(enum.Enum):
+    """What becomes of a job whose loss is not finite."""
+
+    WARN = "warn"
+    STOP = "stop"
+    ROLLBACK = "rollback"  # restart from the newest checkpoint before it
+
+
 class JobSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One job, as asked for.
 
     Times are in seconds, `log_limit` in bytes a rank, `checkpoint_every` and `consistency_every` in steps.
-    `nproc_per_node` = 0 lets the pool decide: one rank a slot. `cwd` is an absolute path on the ranks' hosts.
+    `checkpoint_seconds` is the same in time (0: no). `nproc_per_node` = 0 lets the pool decide: one rank a slot. `cwd`
+    is an absolute path on the ranks' hosts.
     """
 
     entrypoint: str = ""
@@ -57,6 +66,13 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     progress_timeout: float = 0.0  # 0: learned from the job's own steps
     stop_grace: float = 10.0
     checkpoint_every: int = 0
+    checkpoint_seconds: float = 0.0
+    checkpoint_dir: str = ""  # empty: the job's own folder
+    checkpoint_keep: int = 3  # the newest so many
+    checkpoint_keep_every: int = 0  # and each whose step is a multiple of it
+    min_ranks: int = 0  # elastic: go on with so many when there are no slots for all; 0: all or none
+    min_nnodes: int = 0
+    on_nan: NanPolicy = NanPolicy.WARN
     consistency_every: int = 0
     seed: int | None = None
     deterministic: bool = False
@@ -142,6 +158,23 @@ def _complaints(spec: JobSpec) -> list[tuple[bool, str, str]]:
         ),
         (not 0 <= spec.stop_grace < inf, f"stop_grace is {spec.stop_grace}", "give seconds, 0 to kill at once"),
         (spec.checkpoint_every < 0, f"checkpoint_every is {spec.checkpoint_every}", "give steps, 0 for never"),
+        (
+            not 0 <= spec.checkpoint_seconds < inf,
+            f"checkpoint_seconds is {spec.checkpoint_seconds}",
+            "give seconds, 0 for never",
+        ),
+        (spec.checkpoint_keep < 1, f"checkpoint_keep is {spec.checkpoint_keep}", "at least the newest one is kept"),
+        (spec.checkpoint_keep_every < 0, f"checkpoint_keep_every is {spec.checkpoint_keep_every}", "give steps, or 0"),
+        (
+            not 0 <= spec.min_ranks <= (spec.world_size or spec.min_ranks),
+            f"min_ranks is {spec.min_ranks}, of {spec.world_size} ranks",
+            "give at most the ranks that the job wants, 0 for all of them",
+        ),
+        (
+            not 0 <= spec.min_nnodes <= spec.nnodes,
+            f"at least {spec.min_nnodes} of {spec.nnodes} nodes were asked for",
+            "write it as --nnodes MIN:MAX",
+        ),
         (spec.consistency_every < 0, f"consistency_every is {spec.consistency_every}", "give steps, 0 for never"),
         (spec.log_limit < 2**16, f"log_limit is {spec.log_limit} bytes", "give at least 65536"),
         (

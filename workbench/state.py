@@ -53,6 +53,78 @@ class FailureKind(enum.IntEnum):
     SIGNAL = 5
     WORKER_LOST = 6  # its whole worker process or host went away
     LAUNCH = 7  # never started
+    DIVERGED = 8  # loss, gradient or parameter is not finite, and the job was to end or go back then
+
+
+class StallKind(enum.Enum):
+    """How ranks stopped getting on; each value is what a person reads."""
+
+    STOPPED = "stopped by a signal"
+    NOT_STARTED = "did not join the process group"
+    ABSENT = "did not enter a collective that the others wait in"
+    MISMATCH = "entered another collective than the others"
+    RETURNED = "ended while the others go on"
+    DATA = "waits for its data loader"
+    BUSY = "computes without getting on"
+    DEADLOCK = "ranks wait for each other"
+    UNKNOWN = "does not get on"
+
+
+class StackGroup(msgspec.Struct, frozen=True, kw_only=True):
+    """One Python stack (py-spy's text, innermost frame first) and the ranks that had it."""
+
+    ranks: tuple[int, ...]
+    text: str
+
+
+class Stall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A job that stopped getting on: the ranks to blame (none: cannot be told), and what shows it.
+
+    `since`: epoch s when it last got on. `collective` and `collective_seq`: the one that the others wait in. `where`:
+    `train.py:41 in load`, of the first culprit. `evidence`: sentences, the strongest first.
+    """
+
+    kind: StallKind
+    ranks: tuple[int, ...]
+    reason: str
+    since: float
+    step: int | None = None
+    collective: str = ""
+    collective_seq: int = 0
+    where: str = ""
+    evidence: tuple[str, ...] = ()
+    stacks: tuple[StackGroup, ...] = ()
+
+
+class CheckpointTier(enum.Enum):
+    """Where a checkpoint lies."""
+
+    MEMORY = "memory"  # held by the agents, gone with them
+    DISK = "disk"
+
+
+class Checkpoint(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One committed checkpoint. `step`: optimizer steps finished in it; `size` in bytes; `saved_at` epoch s.
+
+    `digest`: of its manifest, hexadecimal. `problem`: why it cannot be used; empty: nothing is known against it.
+    """
+
+    step: int
+    path: str
+    world_size: int
+    saved_at: float
+    size: int = 0
+    digest: str = ""
+    tier: CheckpointTier = CheckpointTier.DISK
+    problem: str = ""
+
+
+class SlotFaults(msgspec.Struct, frozen=True, array_like=True):
+    """How often a slot's rank was the first cause of a generation's end."""
+
+    worker: str
+    slot: int
+    count: int
 
 
 class Failure(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,6 +137,7 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
     traceback: str = ""
     step: int | None = None
     log_path: str = ""
+    stall: Stall | None = None  # of a rank that did not end, but stopped getting on
 
 
 class Placement(msgspec.Struct, frozen=True, kw_only=True):

@@ -44,6 +44,7 @@ def serve(rank: int, world_size: int, port: int, control: Connection, box_path: 
     """In the rank."""
     from workbench.training import guard, observe
     from workbench.training.cells import serve_cells
+    from workbench.training.control import Control
 
     set_contract(rank, world_size, port)
     with Path(box_path).open("r+b") as file:
@@ -51,7 +52,9 @@ def serve(rank: int, world_size: int, port: int, control: Connection, box_path: 
     guard.install()
     observe.install(box, offset=time.time() - time.monotonic())
     namespace = vars(sys.modules["__main__"])
-    serve_cells(control.recv, lambda header, payload: control.send((header, payload)), namespace, box)
+    line = Control(lambda: (*control.recv(), ()), lambda header, payload: control.send((header, payload)), {})
+    line.start()
+    serve_cells(line, namespace, box)
 
 
 def call(target: Callable[[int], Any], rank: int, world_size: int, port: int, result: Connection) -> None:

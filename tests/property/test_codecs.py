@@ -15,7 +15,17 @@ from workbench.blackbox import CAPACITY, SIZE, STEP, Activity, StepRecord, Write
 from workbench.events import EVENT_TYPES, Event, decode_event, encode_event
 from workbench.feed import Bucket
 from workbench.spec import EntrypointKind, JobSpec
-from workbench.state import Failure, FailureKind, JobPhase, Placement
+from workbench.state import (
+    Checkpoint,
+    CheckpointTier,
+    Failure,
+    FailureKind,
+    JobPhase,
+    Placement,
+    StackGroup,
+    Stall,
+    StallKind,
+)
 from workbench.store.packing import pack_buckets, pack_steps, unpack_buckets, unpack_steps
 from workbench.views.buckets import PHASES, OpenBuckets, across_ranks, fold_steps, merge, merge_totals
 
@@ -38,6 +48,18 @@ SPECIFIC: dict[Any, st.SearchStrategy[Any]] = {
     ),
     JobPhase: st.sampled_from(JobPhase),
 }
+SPECIFIC[Stall] = st.builds(
+    Stall,
+    kind=st.sampled_from(StallKind),
+    ranks=st.tuples(whole, whole),
+    reason=text,
+    since=real,
+    stacks=st.tuples(st.builds(StackGroup, ranks=st.tuples(whole), text=text)),
+)
+SPECIFIC[CheckpointTier] = st.sampled_from(CheckpointTier)
+SPECIFIC[Checkpoint] = st.builds(
+    Checkpoint, step=whole, path=text, world_size=whole, saved_at=real, tier=SPECIFIC[CheckpointTier], problem=text
+)
 SPECIFIC[tuple[Placement, ...]] = st.lists(
     st.builds(Placement, rank=whole, local_rank=whole, node_rank=whole, worker=text, slot=whole, host=text), max_size=3
 ).map(tuple)

@@ -30,6 +30,7 @@ from workbench.commands import (
     InterruptRanks,
     PullValue,
     PushValue,
+    RequestCheckpoint,
     StartRanks,
     StartStore,
     StopRanks,
@@ -139,6 +140,8 @@ class Agent:
                 self._jobs.stop_ranks(command)
             case InjectFault():
                 self._jobs.inject(command)
+            case RequestCheckpoint():
+                self._jobs.request_checkpoint(command)
             case ExecuteCell() | PushValue() | PullValue():
                 self._cells.ask(command)
             case InterruptRanks():

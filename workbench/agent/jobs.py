@@ -19,7 +19,7 @@ from workbench.agent.loop import Loop
 from workbench.agent.processes import RankPlan, RankProcess
 from workbench.agent.stores import StoreProcess, listen
 from workbench.agent.zygotes import Zygotes
-from workbench.commands import InjectFault, StartRanks, StartStore, StopRanks
+from workbench.commands import InjectFault, RequestCheckpoint, StartRanks, StartStore, StopRanks
 from workbench.events import Event, LaunchFailed, StoreStarted
 from workbench.spec import EntrypointKind
 from workbench.state import Placement
@@ -158,6 +158,12 @@ class Jobs:
             self._kill_store(generation)
         else:
             self._loop.call_at(self._loop.now() + command.grace, lambda: self._kill_store(generation))
+
+    def request_checkpoint(self, command: RequestCheckpoint) -> None:
+        """Pass it on; a rank that saves nothing leaves it unheard."""
+        for process in self._of((command.job_id, command.restart_count)):
+            if process.pid:
+                process.tell({"op": "checkpoint"})
 
     def inject(self, command: InjectFault) -> None:
         """Do the fault; an unknown one, or rank, is left alone: the runner has checked both."""

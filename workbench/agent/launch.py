@@ -8,13 +8,21 @@ import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
+
+from msgspec.structs import asdict
 
 from workbench.agent.contract import Seat, contract, defaults
 from workbench.agent.wire import pack
 from workbench.commands import StartRanks
 from workbench.spec import EntrypointKind, JobSpec
 from workbench.state import Placement
+
+# What a rank itself has to know of its job's spec: see `training.control`.
+SETTINGS: Final = (
+    "checkpoint_every", "checkpoint_seconds", "checkpoint_dir", "checkpoint_keep", "checkpoint_keep_every",
+    "consistency_every", "deterministic", "progress_timeout",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -89,6 +97,7 @@ def describe(command: StartRanks, placement: Placement, environ: dict[str, str],
         "rank": placement.rank,
         "seed": spec.seed,
         "deterministic": spec.deterministic,
+        "settings": {name: value for name, value in asdict(spec).items() if name in SETTINGS},
     }
     return pack(header, spec.payload or spec.source.encode())
 

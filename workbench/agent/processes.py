@@ -10,7 +10,9 @@ import socket
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Final, TypeAlias
+
+import msgspec
 
 from workbench import blackbox
 from workbench.agent.launch import memory_file
@@ -27,6 +29,7 @@ from workbench.state import Placement
 from workbench.telemetry import CellFinished, Report, StepsTaken
 
 Emit: TypeAlias = Callable[[Event | Report], None]
+FACTS: Final = ("CheckpointSaved", "CheckpointFailed", "CheckpointRefused", "RunResumed", "NonFiniteFound")
 
 
 @dataclass(frozen=True)
@@ -188,6 +191,17 @@ class RankProcess:
                     self._on_cell(frame)
                 case "leaving" if self.stop_signal is None:
                     self.left = frame.header["code"]
+                case "fact":
+                    self._on_fact(frame.header)
+
+    def _on_fact(self, header: Header) -> None:
+        """What the rank puts into the record: of a rank's own kinds only, since any program may write to its line."""
+        if header["event"] not in FACTS:
+            return
+        fields = {"time": self._loop.wall(), "restart_count": self.restart_count, **header["fields"]}
+        if header["event"] == "NonFiniteFound":
+            fields["rank"] = self.rank
+        self.emit(msgspec.convert({**fields, "event": header["event"]}, Event))
 
     def _on_raised(self, header: Header) -> None:
         if self.stop_signal is None:

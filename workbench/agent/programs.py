@@ -18,22 +18,22 @@ from importlib.machinery import SourceFileLoader
 from typing import TYPE_CHECKING, Any, Final
 
 from workbench.agent import fresh
-from workbench.agent.wire import Connection
 
 if TYPE_CHECKING:
     from workbench.agent.rank import Launch
     from workbench.blackbox import Writer
+    from workbench.training.control import Control
 
 RESULT: Final = "result"  # the cell id under which a function's value comes back
 
 
-def run(launch: Launch, box: Writer, control: Connection) -> None:
+def run(launch: Launch, box: Writer, control: Control) -> None:
     """Run the program; what it raises is raised."""
     main = fresh.set_main()
     PROGRAMS[launch.header["kind"]](launch, main.__dict__, box, control)
 
 
-def _script(launch: Launch, namespace: dict[str, Any], box: Writer, control: Connection) -> None:
+def _script(launch: Launch, namespace: dict[str, Any], box: Writer, control: Control) -> None:
     entrypoint = launch.header["entrypoint"]
     path = os.path.join(os.getcwd(), entrypoint)
     fresh.set_argv([entrypoint, *launch.header["args"]], [entrypoint, *launch.header["args"]])
@@ -56,13 +56,13 @@ def _script_names(path: str) -> dict[str, Any]:
     return {"__file__": path, "__loader__": loader, "__spec__": None, "__package__": None, "__cached__": None}
 
 
-def _module(launch: Launch, namespace: dict[str, Any], box: Writer, control: Connection) -> None:
+def _module(launch: Launch, namespace: dict[str, Any], box: Writer, control: Control) -> None:
     name = launch.header["entrypoint"]
     fresh.set_argv(["-m", *launch.header["args"]], ["-m", name, *launch.header["args"]])
     runpy._run_module_as_main(name)  # type: ignore[attr-defined]
 
 
-def _source(launch: Launch, namespace: dict[str, Any], box: Writer, control: Connection) -> None:
+def _source(launch: Launch, namespace: dict[str, Any], box: Writer, control: Control) -> None:
     """A cell as a program of its own. `__file__` is a copy of it, so that spawned processes find what it defines."""
     copy, name = launch.header["program"], f"<cell {launch.header['label']}>"
     text = launch.payload.decode()
@@ -72,7 +72,7 @@ def _source(launch: Launch, namespace: dict[str, Any], box: Writer, control: Con
     exec(compile(text, name, "exec", dont_inherit=True), namespace)
 
 
-def _function(launch: Launch, namespace: dict[str, Any], box: Writer, control: Connection) -> None:
+def _function(launch: Launch, namespace: dict[str, Any], box: Writer, control: Control) -> None:
     """A pickled call; its value goes back as a cell's answer."""
     fresh.set_argv([launch.header["label"], *launch.header["args"]], [launch.header["label"]])
     function, args, kwargs = pickle.loads(launch.payload)
@@ -102,20 +102,14 @@ def _flush() -> None:
         stream.flush()
 
 
-def _interactive(launch: Launch, namespace: dict[str, Any], box: Writer, control: Connection) -> None:
+def _interactive(launch: Launch, namespace: dict[str, Any], box: Writer, control: Control) -> None:
     from workbench.training.cells import serve_cells
 
     fresh.set_argv([""], [])
-
-    def receive() -> tuple[dict[str, Any], bytes]:
-        if (frame := control.receive()) is None:
-            raise EOFError
-        return frame.header, frame.payload
-
-    serve_cells(receive, control.send, namespace, box)
+    serve_cells(control, namespace, box)
 
 
-PROGRAMS: Final[dict[str, Callable[[Launch, dict[str, Any], Writer, Connection], None]]] = {
+PROGRAMS: Final[dict[str, Callable[[Launch, dict[str, Any], Writer, Control], None]]] = {
     "script": _script,
     "module": _module,
     "source": _source,

@@ -23,7 +23,8 @@ from typing import NamedTuple
 
 from workbench import blackbox, training
 from workbench.agent import excepthook, fresh
-from workbench.agent.wire import SIZES, Connection, Header
+from workbench.agent.wire import SIZES, Connection, Frame, Header
+from workbench.training.control import Control
 
 
 class Launch(NamedTuple):
@@ -118,7 +119,7 @@ def _run(launch: Launch, box_fd: int, control_fd: int) -> None:
     if header["deterministic"]:
         fresh.set_deterministic()
     box = blackbox.Writer(fresh.map_shared(box_fd, blackbox.SIZE))
-    control = Connection(_take_control(control_fd))
+    control = open_line(Connection(_take_control(control_fd)), header["settings"])
     fresh.allow_tracing()
     watch(box)
     pid = os.getpid()
@@ -137,6 +138,19 @@ def _run(launch: Launch, box_fd: int, control_fd: int) -> None:
     finally:
         if os.getpid() == pid:  # not a child that the program forked
             _tell(control, word)
+
+
+def open_line(connection: Connection, settings: Header) -> Control:
+    """This process' line to its agent, listening."""
+
+    def receive() -> Frame:
+        if (frame := connection.receive()) is None:
+            raise EOFError
+        return frame
+
+    control = Control.current = Control(receive, connection.send, settings)
+    control.start()
+    return control
 
 
 def exit_code(leaving: SystemExit) -> int:
@@ -160,7 +174,7 @@ def _take_control(fd: int) -> socket.socket:
     return socket.socket(fileno=high)
 
 
-def _tell(control: Connection, header: Header) -> None:
+def _tell(control: Control, header: Header) -> None:
     try:
         control.send(header)
     except OSError:  # the agent is gone, and this process soon will be

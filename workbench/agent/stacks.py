@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sysconfig
@@ -14,6 +15,7 @@ from typing import Final
 from workbench.agent.usage import is_stopped
 
 AT_ONCE: Final = 8  # py-spy takes some 50 ms of a core for each
+LINE: Final = "workbench/training/control.py:"
 OURS: Final = tuple(f"workbench/agent/{name}.py:" for name in ("bootstrap", "tasks", "zygote", "rank", "programs"))
 
 
@@ -60,7 +62,8 @@ def _reason(stderr: str) -> str:
 
 
 def tidy(text: str) -> str:
-    """py-spy's text without its header and without our own frames below the program's."""
-    lines = text.splitlines()
-    start = next((number for number, line in enumerate(lines) if line.startswith("Thread ")), 0)
-    return "\n".join(line for line in lines[start:] if not any(own in line for own in OURS))
+    """py-spy's text without its header, the rank's line to us, and our own frames below the program's."""
+    _, *threads = re.split(r"^(?=Thread )", text, flags=re.MULTILINE)
+    shown = [thread for thread in threads if LINE not in thread] or [text]
+    lines = (line for thread in shown for line in thread.splitlines())
+    return "\n".join(line for line in lines if not any(own in line for own in OURS))

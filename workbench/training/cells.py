@@ -1,6 +1,6 @@
 """The main loop of an interactive rank: cells come in, run in its `__main__`, and each is answered, in order.
 
-One thread reads the control socket, so that an interrupt is heard while a cell runs; cells run in the main thread.
+They come by the rank's line, whose thread hears an interrupt while a cell runs; cells run in the main thread.
 """
 
 from __future__ import annotations
@@ -9,29 +9,24 @@ import contextlib
 import ctypes
 import pickle
 import queue
-import signal
 import sys
-import threading
 import time
-from collections.abc import Callable
 from typing import Any, Final, TypeAlias
 
 from workbench.blackbox import Activity, Writer
+from workbench.training.control import Control, Header, Send
 from workbench.training.display import bundle
 from workbench.training.guard import Guard
 from workbench.training.interrupts import Interrupts
 from workbench.training.observe import Observer
 from workbench.training.program import Program, explain
 
-Header: TypeAlias = dict[str, Any]
 Frame: TypeAlias = tuple[Header, bytes]
 END: Final = ({"op": "end"}, b"")
 
 
-def serve_cells(
-    receive: Callable[[], Frame], send: Callable[[Header, bytes], object], namespace: dict[str, Any], box: Writer
-) -> None:
-    """Serve until `receive` raises EOFError: the agent has hung up. To be called in the main thread.
+def serve_cells(control: Control, namespace: dict[str, Any], box: Writer) -> None:
+    """Serve until the agent hangs up. To be called in the main thread.
 
     Frames in: `execute` (source), `push` (name; cloudpickled payload), `pull` (name: an expression), each with a
     `cell_id`, and `interrupt`. Frames out: `cell` (cell_id, ok, data, error, traceback, seconds; payload of a pull).
@@ -39,36 +34,29 @@ def serve_cells(
     observer = Observer.current or Observer(box, time.time() - time.monotonic())
     if Guard.current is not None:
         Guard.current.always_meet = True
-    cells = Cells(send, Program(namespace), Interrupts(observer), observer)
+    cells = Cells(control.send, Program(namespace), Interrupts(observer), observer)
     cells.interrupts.install()
-    threading.Thread(target=cells.listen, args=(receive,), name="dtrain-control", daemon=True).start()
+    for op in ("execute", "push", "pull"):
+        control.on(op, cells.arrive)
+    control.on("interrupt", lambda *frame: cells.interrupts.interrupt())
+    control.on_close(lambda: cells.arrive(*END, ()))
     cells.serve()
 
 
 class Cells:
     """The cells that wait, and how one is run."""
 
-    def __init__(
-        self, send: Callable[[Header, bytes], object], program: Program, interrupts: Interrupts, observer: Observer
-    ) -> None:
+    def __init__(self, send: Send, program: Program, interrupts: Interrupts, observer: Observer) -> None:
         self._send, self._program, self._observer = send, program, observer
         self.interrupts = interrupts
         self._waiting: queue.SimpleQueue[Frame] = queue.SimpleQueue()
         self._flush_c = ctypes.CDLL(None).fflush
 
-    def listen(self, receive: Callable[[], Frame]) -> None:
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # it is for the main thread
-        while True:
-            try:
-                header, payload = receive()
-            except (EOFError, OSError):
-                self._waiting.put(END)
-                return
-            if header["op"] == "interrupt":
-                self.interrupts.interrupt()
-            else:
-                self.interrupts.arrive()
-                self._waiting.put((header, payload))
+    def arrive(self, header: Header, payload: bytes, fds: tuple[int, ...]) -> None:
+        """In the line's thread: a request, or the end."""
+        if header["op"] != "end":
+            self.interrupts.arrive()
+        self._waiting.put((header, payload))
 
     def serve(self) -> None:
         while True:
