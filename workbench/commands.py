@@ -18,8 +18,15 @@ class _Command(msgspec.Struct, frozen=True, kw_only=True, tag=True, tag_field="c
 class RequestSlots(_Command, frozen=True, kw_only=True):
     """Queue the job for gang placement; `SlotsGranted`, `SlotsAwaited` or `LaunchRefused` comes back.
 
-    Slots that it holds, of a generation that is gone, are given back first.
+    Slots that it holds, of a generation that is gone, are given back first. `ranks`: how many in all (0: as the spec
+    says), `at_least`: be content with so many (0: all or none). `avoid`: slots that are used only when there is no
+    other way. `is_patient`: what the pool cannot give now it may have again, so wait rather than refuse.
     """
+
+    ranks: int = 0
+    at_least: int = 0
+    avoid: tuple[tuple[str, int], ...] = ()
+    is_patient: bool = False
 
 
 class ReleaseSlots(_Command, frozen=True, kw_only=True):

@@ -67,6 +67,25 @@ class Cancel(msgspec.Struct, frozen=True, kw_only=True):
     by: str = ""
 
 
+class Resume(msgspec.Struct, frozen=True, kw_only=True):
+    """`resume`: an ended job goes on; answered with its phase. `step`, `path`: which checkpoint, as in the event."""
+
+    job_id: str
+    step: int | None = None
+    path: str = ""
+    ranks: int | None = None
+    by: str = ""
+    ambient: dict[str, str] = {}
+
+
+class Resize(msgspec.Struct, frozen=True, kw_only=True):
+    """`resize`: a running job goes on with that many ranks; answered with its phase."""
+
+    job_id: str
+    ranks: int
+    by: str = ""
+
+
 class Execute(msgspec.Struct, frozen=True, kw_only=True):
     """`execute`: answered with `CellStarted`; `ranks` None means all."""
 

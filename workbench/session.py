@@ -19,6 +19,8 @@ import msgspec
 import workbench.requests as rq
 from workbench.entrypoint import check_here, entry, pickle_value, unpickle
 from workbench.errors import (
+    CheckpointNotFoundError,
+    HangError,
     JobError,
     PoolUnavailableError,
     RankFailedError,
@@ -32,7 +34,7 @@ from workbench.feed import Bucket, CellStarted, Cursor, JobSummary, PoolStatus, 
 from workbench.policy.failure import first_cause
 from workbench.pool import local
 from workbench.spec import EntrypointKind, JobSpec, check_spec
-from workbench.state import FailureKind, JobPhase, JobState, RankState
+from workbench.state import Checkpoint, FailureKind, JobPhase, JobState, RankState
 from workbench.store.home import jobs_dir, log_path
 from workbench.telemetry import CellFinished, OutputWritten
 from workbench.views.failure import failure_text
@@ -284,6 +286,29 @@ class Job:
         request = rq.Cancel(job_id=self.job_id, force=force, by=by)
         return self.session.ask("cancel", request, JobPhase)
 
+    def resume(self, step: int | None = None, ranks: int | None = None, path: str = "", by: str = "") -> JobPhase:
+        """Have an ended job go on from its newest checkpoint, that of `step`, or the one at `path`; on `ranks` ranks.
+
+        Does nothing while it runs. Raises `CheckpointNotFoundError` when there is no such checkpoint, listing those
+        there are. Returns the phase it is in.
+        """
+        if step is not None and not path:
+            path = self._checkpoint(step).path
+        ambient = local.caller_environment() if self.session.is_local else {}
+        request = rq.Resume(job_id=self.job_id, step=step, path=path, ranks=ranks, by=by, ambient=ambient)
+        return self.session.ask("resume", request, JobPhase)
+
+    def _checkpoint(self, step: int) -> Checkpoint:
+        known = {checkpoint.step: checkpoint for checkpoint in self.state.checkpoints}
+        if step in known:
+            return known[step]
+        hint = f"there are: {', '.join(map(str, known))}" if known else "the job has saved none"
+        raise CheckpointNotFoundError(f"{self.job_id} has no checkpoint of step {step}", hint=hint)
+
+    def resize(self, ranks: int, by: str = "") -> JobPhase:
+        """Have a running job go on with `ranks` ranks, from a checkpoint made for it. Returns the phase it is in."""
+        return self.session.ask("resize", rq.Resize(job_id=self.job_id, ranks=ranks, by=by), JobPhase)
+
     def inject(self, fault: str, rank: int) -> None:
         """Do a fault to a rank, on purpose: kill, stop, continue."""
         self.session.ask("inject", rq.Inject(job_id=self.job_id, fault=fault, rank=rank), type(None))
@@ -415,11 +440,14 @@ def error_of(state: JobState) -> JobError:
         return JobError(f"{job_id}: {state.reason}", job_id=job_id)
     reason = f"{job_id}: {state.reason}"
     match failure.kind:
+        case FailureKind.TIMEOUT if failure.stall is not None:
+            return HangError(reason, job_id=job_id, rank=failure.rank, hint=failure.stall.where)
         case FailureKind.TIMEOUT:
             return RendezvousTimeoutError(reason, job_id=job_id, rank=failure.rank)
         case FailureKind.LAUNCH | FailureKind.WORKER_LOST:
             return JobError(reason, job_id=job_id, rank=failure.rank)
-    kind = RestartsExhaustedError if state.restart_count else RankFailedError
+    is_spent = 0 < state.spec.max_restarts <= state.fruitless
+    kind = RestartsExhaustedError if is_spent else RankFailedError
     return kind(
         reason,
         job_id=job_id,

@@ -93,6 +93,13 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         """Ranks in all; 0 while the pool is still to decide."""
         return self.nnodes * self.nproc_per_node
 
+    @property
+    def least_ranks(self) -> int:
+        """How few ranks an elastic job goes on with; 0: all or none."""
+        if not (self.min_ranks or self.min_nnodes):
+            return 0
+        return max(self.min_ranks, self.min_nnodes * self.nproc_per_node, 1)
+
 
 def default_name(spec: JobSpec) -> str:
     """A name from the entrypoint: `path/to/train.py` → `train`, `package.train` → `train`."""

@@ -176,6 +176,15 @@ class JobState(msgspec.Struct, frozen=True, kw_only=True):
     master: tuple[str, int] | None = None
     failures: tuple[Failure, ...] = ()  # of the current generation, in order of arrival
     failure: Failure | None = None  # the first cause, once told; that of the last generation while the next one starts
+    stall: Stall | None = None  # the job does not get on, and is left alone: it has no restarts
+    ranks_wanted: int = 0  # after a resize or a resume; 0: as the spec says
+    fruitless: int = 0  # restarts since the job last got further: these alone count against `max_restarts`
+    faults: tuple[SlotFaults, ...] = ()
+    checkpoints: tuple[Checkpoint, ...] = ()  # the newest few on disk, oldest first
+    resume: str = ""  # the checkpoint to go on from; empty: the newest
+    resumed_step: int = 0  # where the current generation began
+    reform: str = ""  # why the job will be started anew on other ranks once a checkpoint is saved
+    reform_is_asked: bool = False  # by a person: without a checkpoint as well, after a while
     cancelled: bool = False  # somebody asked for the end, and it will be STOPPED whatever the ranks do now
     submitted_at: float = 0.0
     phase_since: float = 0.0
@@ -184,4 +193,4 @@ class JobState(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def world_size(self) -> int:
-        return len(self.placements) or self.spec.world_size
+        return len(self.placements) or self.ranks_wanted or self.spec.world_size

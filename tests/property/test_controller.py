@@ -9,26 +9,36 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable
+from typing import Any
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from workbench.commands import Command
+from workbench.controller import HANDLERS
 from workbench.events import (
-    EVENT_TYPES,
     CancelRequested,
+    CheckpointFailed,
+    CheckpointSaved,
     Event,
     FailureDetected,
     LaunchFailed,
     LaunchRefused,
     LaunchRequested,
+    NonFiniteFound,
     PoolLost,
     RankExited,
     RankRaised,
     RankStarted,
+    ResizeRequested,
+    ResumeRequested,
+    RunResumed,
     SlotsAwaited,
     SlotsGranted,
+    SlotsReturned,
+    StallDetected,
+    StallEnded,
     StoreStarted,
     Ticked,
     WorkerLost,
@@ -36,8 +46,18 @@ from workbench.events import (
     encode_event,
 )
 from workbench.policy.failure import SETTLE
-from workbench.spec import JobSpec
-from workbench.state import FailureKind, JobPhase, JobState, RankPhase
+from workbench.policy.recovery import least_ranks
+from workbench.spec import JobSpec, NanPolicy
+from workbench.state import (
+    Checkpoint,
+    CheckpointTier,
+    FailureKind,
+    JobPhase,
+    JobState,
+    RankPhase,
+    Stall,
+    StallKind,
+)
 from workbench.testing import FakeAgent, FakePool, FakeRank
 
 WORKERS = ("a", "b", "c")
@@ -64,7 +84,7 @@ class Watched(FakePool):
 
     def _check(self, old: JobState | None, new: JobState, event: Event) -> None:
         assert new.reason
-        assert 0 <= new.restart_count <= new.spec.max_restarts
+        assert 0 <= new.fruitless <= min(new.restart_count, new.spec.max_restarts)
         assert new.phase.is_terminal == (new.ended_at is not None)
         if new.phase.is_terminal:
             assert not self.alive(new.job_id), "a terminal job has a process"
@@ -73,14 +93,22 @@ class Watched(FakePool):
             assert new.phase is not JobPhase.STOPPED or new.cancelled
         if old is None:
             return
-        assert not old.phase.is_terminal or new == old, "a terminal job changed"
+        is_resumed = isinstance(event, ResumeRequested)
+        assert not old.phase.is_terminal or new == old or is_resumed, "a terminal job changed"
         assert old.restart_count <= new.restart_count <= old.restart_count + 1
-        assert not old.cancelled or new.restart_count == old.restart_count
+        assert not old.cancelled or new.restart_count == old.restart_count or is_resumed
+        if new.ranks and not old.ranks:
+            self._check_world(new)
         if getattr(event, "restart_count", old.restart_count) != old.restart_count:
             assert new == old, "an event of another generation changed something"
         if new.restart_count == old.restart_count and old.ranks:
             for before, after in zip(old.ranks, new.ranks, strict=True):
                 assert not before.phase.has_exited or after == before, "an exited rank changed"
+
+    def _check_world(self, state: JobState) -> None:
+        """As many ranks as were wanted; an elastic job may have fewer."""
+        wanted, least = state.ranks_wanted or state.spec.world_size, least_ranks(state)
+        assert not wanted or len(state.ranks) == wanted or least <= len(state.ranks) < wanted
 
     def _note(self, job_id: str, state: JobState, event: Event) -> None:
         """What a person who reads the record would hold to be possible causes; our own signals are none."""
@@ -100,6 +128,10 @@ class Watched(FakePool):
                 told += [(event.time, FailureKind.WORKER_LOST, r.rank) for r in lost]
             case LaunchFailed():
                 told.append((event.time, FailureKind.LAUNCH, event.rank))
+            case StallDetected() if state.phase is JobPhase.HEALTHY and state.spec.max_restarts:
+                told.append((event.time, FailureKind.TIMEOUT, event.stall.ranks[0]))
+            case NonFiniteFound() if state.phase is JobPhase.HEALTHY and state.spec.on_nan is not NanPolicy.WARN:
+                told.append((event.time, FailureKind.DIVERGED, event.rank))
 
 
 class AnyStory(RuleBasedStateMachine):
@@ -117,14 +149,25 @@ class AnyStory(RuleBasedStateMachine):
         nnodes=st.sampled_from([1, 1, 1, 2]),
         restarts=st.sampled_from([2, 1, 0, 3]),
         is_up=st.booleans(),
+        is_elastic=OFTEN,
+        on_nan=st.sampled_from(NanPolicy),
     )
     def launch_first(
-        self, slots: list[int], is_one_host: bool, ranks: int, nnodes: int, restarts: int, is_up: bool
+        self,
+        slots: list[int],
+        is_one_host: bool,
+        ranks: int,
+        nnodes: int,
+        restarts: int,
+        is_up: bool,
+        is_elastic: bool,
+        on_nan: NanPolicy,
     ) -> None:
         named = dict(zip(WORKERS, slots, strict=False))
         named["a"] = max(named["a"], ranks)  # what can never run has its own tests
         self.pool = Watched(named, {} if is_one_host else {worker: f"host-{worker}" for worker in named})
-        self._launch(ranks, min(nnodes, 1 if is_one_host else len(named)), restarts)
+        nodes = min(nnodes, 1 if is_one_host else len(named))
+        self._launch(ranks, nodes, restarts, min_ranks=int(is_elastic), on_nan=on_nan)
         if is_up:
             self.pool.settle()
 
@@ -133,7 +176,7 @@ class AnyStory(RuleBasedStateMachine):
     def launch_second(self, ranks: int, restarts: int) -> None:
         self._launch(ranks, 1, restarts)
 
-    def _launch(self, ranks: int, nnodes: int, restarts: int) -> None:
+    def _launch(self, ranks: int, nnodes: int, restarts: int, **options: Any) -> None:
         asked = JobSpec(
             entrypoint="train.py",
             nproc_per_node=ranks,
@@ -141,6 +184,7 @@ class AnyStory(RuleBasedStateMachine):
             max_restarts=restarts,
             startup_timeout=5.0,
             stop_grace=2.0,
+            **options,
         )
         self.pool.launch(asked)
 
@@ -211,6 +255,47 @@ class AnyStory(RuleBasedStateMachine):
             return
         job_id = list(self.pool.states)[index % len(self.pool.states)]
         self.pool.cancel(job_id, force=force, by="a person")
+
+    @rule(index=st.integers(0, 1), ranks=st.none() | st.integers(1, 3), step=st.none() | st.just(4))
+    def resume(self, index: int, ranks: int | None, step: int | None) -> None:
+        job_id = list(self.pool.states)[index % len(self.pool.states)]
+        before = self.pool.states[job_id]
+        self.pool.resume(job_id, step=step, path="/c/4" if step else "", ranks=ranks)
+        again = self.pool.states[job_id]
+        self.pool.resume(job_id, ranks=ranks)
+        assert self.pool.states[job_id] == again, "a second click did something"
+        assert before.phase.is_terminal or again == before
+
+    @rule(index=st.integers(0, 1), ranks=st.integers(1, 3), is_meant=OFTEN)
+    def resize(self, index: int, ranks: int, is_meant: bool) -> None:
+        if is_meant:
+            self.pool.resize(list(self.pool.states)[index % len(self.pool.states)], ranks)
+
+    # --- what ranks say of their training ---
+
+    @rule(data=st.data(), step=st.integers(0, 9))
+    def tell_of_training(self, data: st.DataObject, step: int) -> None:
+        process = self._draw(data)
+        if process is None:
+            return
+        about = {"time": self.pool.now, "restart_count": process.restart_count}
+        point = Checkpoint(step=step, path=f"/c/{step}", world_size=1, saved_at=self.pool.now)
+        stall = Stall(kind=StallKind.ABSENT, ranks=(process.rank,), reason=f"rank {process.rank} hangs", since=1.0)
+        news: list[Event] = [
+            CheckpointSaved(**about, checkpoint=point),
+            CheckpointFailed(**about, step=step, reason="disk full"),
+            RunResumed(**about, step=step, tier=CheckpointTier.DISK),
+            NonFiniteFound(**about, rank=process.rank, step=step, what="loss"),
+            StallDetected(**about, stall=stall),
+            StallEnded(**about, seconds=3.0),
+            SlotsReturned(time=self.pool.now, ranks=3),
+        ]
+        self.pool.feed(process.job_id, data.draw(st.sampled_from(news)))
+
+    @rule(step=st.integers(0, 9), saves=st.booleans())
+    def save_when_asked(self, step: int, saves: bool) -> None:
+        for agent in self.pool.agents.values():
+            agent.saves, agent.step = saves, step
 
     # --- ranks ---
 
@@ -406,6 +491,13 @@ def test_the_stories_above_can_tell_every_event_the_controller_acts_on() -> None
         PoolLost,
         CancelRequested,
         Ticked,
+        ResumeRequested,
+        ResizeRequested,
+        SlotsReturned,
+        CheckpointSaved,
+        RunResumed,
+        NonFiniteFound,
+        StallDetected,
+        StallEnded,
     }
-    told_only = {"FaultInjected", "PhaseChanged", "FailureDetected", "RecoveryStarted", "RecoveryFinished"}
-    assert {kind.__name__ for kind in set(EVENT_TYPES) - acted_on} == told_only
+    assert set(HANDLERS) | {LaunchRequested} == acted_on

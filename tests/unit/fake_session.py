@@ -137,6 +137,10 @@ class FakeJob:
         return self.state.phase
 
     @property
+    def reason(self) -> str:
+        return self.state.reason
+
+    @property
     def spec(self) -> JobSpec:
         return self.state.spec
 
@@ -161,6 +165,14 @@ class FakeJob:
     def cancel(self, force: bool = False, by: str = "") -> JobPhase:
         self.calls.append(("cancel", force, by))
         return JobPhase.STOPPING
+
+    def resume(self, step: int | None = None, ranks: int | None = None, path: str = "", by: str = "") -> JobPhase:
+        self.calls.append(("resume", step, ranks, path))
+        return JobPhase.RECOVERING
+
+    def resize(self, ranks: int, by: str = "") -> JobPhase:
+        self.calls.append(("resize", ranks))
+        return JobPhase.HEALTHY
 
     def inject(self, fault: str, rank: int) -> None:
         self.calls.append(("inject", fault, rank))

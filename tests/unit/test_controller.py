@@ -13,18 +13,25 @@ from workbench.controller import transition
 from workbench.errors import InvalidTransitionError
 from workbench.events import (
     CancelRequested,
+    CheckpointSaved,
+    Event,
     FailureDetected,
     LaunchFailed,
     LaunchRefused,
     LaunchRequested,
+    NonFiniteFound,
     PhaseChanged,
     RankExited,
     RankRaised,
     RankStarted,
     RecoveryFinished,
     RecoveryStarted,
+    RunResumed,
     SlotsAwaited,
     SlotsGranted,
+    SlotsReturned,
+    StallDetected,
+    StallEnded,
     StoreStarted,
     Ticked,
     WorkerLost,
@@ -32,8 +39,18 @@ from workbench.events import (
     encode_event,
 )
 from workbench.policy.failure import SETTLE
-from workbench.spec import EntrypointKind, JobSpec
-from workbench.state import FailureKind, JobPhase, JobState, Placement, RankPhase
+from workbench.spec import EntrypointKind, JobSpec, NanPolicy
+from workbench.state import (
+    Checkpoint,
+    CheckpointTier,
+    FailureKind,
+    JobPhase,
+    JobState,
+    Placement,
+    RankPhase,
+    Stall,
+    StallKind,
+)
 from workbench.testing import FakePool
 
 JOB = "train-1a2b"
@@ -109,6 +126,58 @@ def after(seconds: float) -> Step:
     return lambda pool: pool.advance(seconds)
 
 
+def resume(pool: FakePool) -> None:
+    pool.resume(JOB)
+
+
+def resize(ranks: int) -> Step:
+    return lambda pool: pool.resize(JOB, ranks)
+
+
+def saves(step: int) -> Step:
+    """From now on ranks save when they are asked, at that step."""
+
+    def set_step(pool: FakePool) -> None:
+        for agent in pool.agents.values():
+            agent.saves, agent.step = True, step
+
+    return set_step
+
+
+def tell_of(make: Callable[[int, float], Event]) -> Step:
+    """An event of the current generation."""
+    return lambda pool: pool.feed(JOB, make(pool.states[JOB].restart_count, pool.now))
+
+
+def saved(step: int) -> Step:
+    point = Checkpoint(step=step, path=f"/c/{step}", world_size=2, saved_at=1.0)
+    return tell_of(lambda count, now: CheckpointSaved(time=now, restart_count=count, checkpoint=point))
+
+
+def resumed(step: int) -> Step:
+    return tell_of(lambda count, now: RunResumed(time=now, restart_count=count, step=step, tier=CheckpointTier.MEMORY))
+
+
+def stalls(pool: FakePool) -> None:
+    pool.feed(JOB, StallDetected(time=pool.now, restart_count=pool.states[JOB].restart_count, stall=STALL))
+
+
+def gets_on(pool: FakePool) -> None:
+    pool.feed(JOB, StallEnded(time=pool.now, restart_count=pool.states[JOB].restart_count, seconds=4.0))
+
+
+def nan(rank: int, step: int) -> Step:
+    return tell_of(lambda count, now: NonFiniteFound(time=now, restart_count=count, rank=rank, step=step, what="loss"))
+
+
+def joins(worker: str, slots: int) -> Step:
+    return lambda pool: pool.join(worker, slots)
+
+
+def slots_return(ranks: int) -> Step:
+    return lambda pool: pool.feed(JOB, SlotsReturned(time=pool.now, ranks=ranks))
+
+
 def no_store(reason: str) -> Step:
     return lambda pool: setattr(pool.agents["a"], "refuse_store", reason)
 
@@ -131,6 +200,12 @@ class Story:
     before: tuple[Step, ...] = ()
 
 
+STALL = Stall(
+    kind=StallKind.ABSENT, ranks=(1,), since=1.0, reason="rank 1 did not enter all_reduce[8 float32], number 7", step=6
+)
+UP = "INIT LAUNCHING HEALTHY"
+AGAIN = "RECOVERING LAUNCHING HEALTHY"
+ELASTIC = {"max_restarts": 1, "min_ranks": 1}
 GONE = "rank 1 raised RuntimeError: Connection closed by peer"
 RESTART = {"max_restarts": 1}
 STORIES = [
@@ -393,18 +468,137 @@ STORIES = [
     Story(
         "restarts and waits",
         (run, lose("a"), run),
-        "INIT LAUNCHING HEALTHY RECOVERING",
-        "waiting: the pool has no worker with a slot now",
+        "INIT LAUNCHING HEALTHY RECOVERING FAILED",
+        "rank 0 was lost with its worker a; it cannot restart: no slots came back within 600 s: "
+        "the pool has no worker with a slot now",
         RESTART,
     ),
     Story(
         "cannot restart in what is left of the pool",
         (run, lose("b"), run),
         "INIT LAUNCHING HEALTHY RECOVERING FAILED",
-        "rank 1 was lost with its worker b; it cannot restart: needs 2 slots, the pool has 1 on 1 host; "
-        "ask for fewer ranks or start a larger pool (up -n 2)",
+        "rank 1 was lost with its worker b; it cannot restart: no slots came back within 600 s: "
+        "needs 2 slots, the pool has 1 on 1 host; ask for fewer ranks or start a larger pool (up -n 2)",
         RESTART,
         workers=(("a", 1), ("b", 1)),
+    ),
+    Story(
+        "a restart that got further does not count",
+        (run, saved(5), kill(0), run, resumed(5), saved(9), kill(0), run),
+        f"{UP} {AGAIN} {AGAIN}",
+        "2 of 2 ranks running, restart 2, 1 of 1 without progress",
+        RESTART,
+    ),
+    Story(
+        "one that began further neither",
+        (run, kill(0), run, resumed(5), kill(0), run, resumed(6)),
+        f"{UP} {AGAIN} {AGAIN}",
+        "2 of 2 ranks running, restart 2",
+        RESTART,
+    ),
+    Story(
+        "gives up where no restart gets further",
+        (run, kill(0), run, resumed(5), kill(0), run, resumed(5), kill(0), run),
+        f"{UP} {AGAIN} {AGAIN} STOPPING FAILED",
+        "rank 0 killed by SIGKILL; no restart left of 1",
+        RESTART,
+    ),
+    Story(
+        "is resumed after its failure",
+        (run, kill(0), run, resume, run),
+        f"{UP} STOPPING FAILED {AGAIN}",
+        "2 of 2 ranks running, restart 1",
+    ),
+    Story(
+        "is resumed after its end",
+        (run, leave(0), leave(1), run, resume, run),
+        f"{UP} SUCCEEDED {AGAIN}",
+        "2 of 2 ranks running, restart 1",
+    ),
+    Story(
+        "is resumed after a cancel, once",
+        (run, cancel, run, resume, resume, run, resume, run),
+        f"{UP} STOPPING STOPPED {AGAIN}",
+        "2 of 2 ranks running, restart 1",
+    ),
+    Story(
+        "is resumed in vain",
+        (run, cancel, run, lose("a"), resume, after(700.0), run),
+        f"{UP} STOPPING STOPPED RECOVERING FAILED",
+        "no slots came back within 600 s: the pool has no worker with a slot now",
+    ),
+    Story(
+        "is resized from a checkpoint",
+        (run, saves(7), resize(3), run),
+        f"{UP} {AGAIN}",
+        "3 of 3 ranks running, restart 1",
+        workers=(("a", 4),),
+    ),
+    Story(
+        "is resized without one", (run, resize(1), after(31.0), run), f"{UP} {AGAIN}", "1 of 1 rank running, restart 1"
+    ),
+    Story(
+        "is done before it is resized",
+        (run, resize(1), leave(0), leave(1), run),
+        f"{UP} SUCCEEDED",
+        "all 2 ranks finished",
+    ),
+    Story(
+        "shrinks when a worker is lost",
+        (run, lose("b"), run),
+        f"{UP} {AGAIN}",
+        "1 of 1 rank running, restart 1 of 1",
+        ELASTIC,
+        workers=(("a", 1), ("b", 1)),
+    ),
+    Story(
+        "grows at a checkpoint",
+        (run, lose("b"), run, joins("c", 1), saves(9), slots_return(2), run),
+        f"{UP} {AGAIN} {AGAIN}",
+        "2 of 2 ranks running, restart 2",
+        ELASTIC,
+        workers=(("a", 1), ("b", 1)),
+    ),
+    Story(
+        "does not grow without a checkpoint",
+        (run, lose("b"), run, joins("c", 1), slots_return(2), after(40.0), run),
+        f"{UP} {AGAIN}",
+        "1 of 1 rank running, restart 1 of 1",
+        ELASTIC,
+        workers=(("a", 1), ("b", 1)),
+    ),
+    Story("starts small when that is all there is", (run,), UP, "1 of 1 rank running", ELASTIC, workers=(("a", 1),)),
+    Story("restarts a stall", (run, stalls, run), f"{UP} {AGAIN}", "2 of 2 ranks running, restart 1 of 1", RESTART),
+    Story("only tells of a stall without restarts", (run, stalls, run), UP, f"stalled: {STALL.reason}"),
+    Story("tells when it gets on", (run, stalls, gets_on, run), UP, "2 of 2 ranks running"),
+    Story(
+        "a limit that was asked for ends it",
+        (run, stalls, run),
+        f"{UP} STOPPING FAILED",
+        STALL.reason,
+        {"progress_timeout": 5.0},
+    ),
+    Story(
+        "never kills cells for a stall",
+        (run, stalls, run),
+        UP,
+        f"stalled: {STALL.reason}",
+        {"kind": EntrypointKind.INTERACTIVE, "max_restarts": 2, "entrypoint": ""},
+    ),
+    Story("lets NaN pass", (run, nan(1, 3), run), UP, "2 of 2 ranks running", RESTART),
+    Story(
+        "stops at NaN",
+        (run, nan(1, 3), run),
+        f"{UP} STOPPING FAILED",
+        "rank 1: loss is not finite at step 3; the job was to stop then",
+        {"on_nan": NanPolicy.STOP, **RESTART},
+    ),
+    Story(
+        "goes back before NaN",
+        (run, saved(2), saved(4), nan(1, 3), run),
+        f"{UP} {AGAIN}",
+        "2 of 2 ranks running, restart 1 of 1",
+        {"on_nan": NanPolicy.ROLLBACK, **RESTART},
     ),
     Story(
         "no restart left",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from workbench.commands import RequestSlots
 from workbench.policy.placement import Granted, Refused, Waiting
 from workbench.pool.messages import PROTOCOL, Hello
 from workbench.runner.live import Ring
@@ -23,8 +24,8 @@ def _dispatch(table: SlotTable) -> dict[str, object]:
 
 def test_a_waiting_job_says_why_once_and_gets_what_is_released() -> None:
     table = _table()
-    table.enqueue("a")
-    table.enqueue("b")
+    table.enqueue(RequestSlots(job_id="a"))
+    table.enqueue(RequestSlots(job_id="b"))
     decisions = _dispatch(table)
     assert isinstance(decisions["a"], Granted)
     assert decisions["b"] == Waiting("waiting: needs 2 slots, 1 free")
@@ -37,10 +38,10 @@ def test_a_waiting_job_says_why_once_and_gets_what_is_released() -> None:
 
 def test_a_restarting_job_goes_first() -> None:
     table = _table(3)
-    table.enqueue("a")
+    table.enqueue(RequestSlots(job_id="a"))
     _dispatch(table)
-    table.enqueue("b")
-    table.enqueue("a")
+    table.enqueue(RequestSlots(job_id="b"))
+    table.enqueue(RequestSlots(job_id="a"))
     decisions = _dispatch(table)
     assert isinstance(decisions["a"], Granted)
     assert isinstance(decisions["b"], Waiting)
@@ -51,13 +52,13 @@ def test_a_worker_that_says_the_same_again_is_no_news_and_one_that_left_has_no_s
     assert not table.join("w1", Hello(protocol=PROTOCOL, host="h", pid=1, slots=4))
     table.leave("w1")
     assert table.free() == ()
-    table.enqueue("a")
+    table.enqueue(RequestSlots(job_id="a"))
     assert isinstance(_dispatch(table)["a"], Waiting)
 
 
 def test_what_can_never_run_leaves_the_queue() -> None:
     table = _table(2)
-    table.enqueue("a")
+    table.enqueue(RequestSlots(job_id="a"))
     assert isinstance(_dispatch(table)["a"], Refused)
     assert table.waiting() == ()
 

@@ -303,6 +303,22 @@ def test_stacks_that_are_the_same_are_shown_once() -> None:
 # --- acts -------------------------------------------------------------------------------------------------------------
 
 
+def test_resume_and_resize() -> None:
+    session = FakeSession("old-1", running=["run-1"])
+    context = context_of(session)
+    old, running = session.known["old-1"], session.known["run-1"]
+    old.script = [update(state("old-1", JobPhase.FAILED, reason="rank 1 killed by SIGKILL"))]
+    outcome = do(context, "resume old-1 --step 400 -n 3")
+    assert outcome.text.startswith("old-1 RECOVERING") and outcome.value is old
+    assert old.calls[-1] == ("resume", 400, 3, "")
+    do(context, "resume old-1")
+    assert old.calls[-1] == ("resume", None, None, "")
+    assert do(context, "resume run-1").text.startswith("run-1 runs: ")
+    assert not any(call[0] == "resume" for call in running.calls)
+    do(context, "resize 4 run-1")
+    assert running.calls[-1] == ("resize", 4)
+
+
 def test_cancel_inject_and_interrupt() -> None:
     session = FakeSession("old-1", running=["run-1"])
     job, context = session.known["run-1"], context_of(session)

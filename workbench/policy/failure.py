@@ -9,7 +9,7 @@ from __future__ import annotations
 import signal
 from typing import Final
 
-from workbench.events import LaunchFailed, RankExited, RankRaised, WorkerLost
+from workbench.events import LaunchFailed, NonFiniteFound, RankExited, RankRaised, StallDetected, WorkerLost
 from workbench.state import Failure, FailureKind, JobPhase, JobState, RankPhase, RankState
 
 SETTLE: Final = 0.2  # s in which failures count as simultaneous, and a first one waits for one that outranks it
@@ -108,6 +108,34 @@ def silence_failure(state: JobState, time: float) -> Failure:
         rank=None if state.master is None else waiting[0],
         reason=f"{who} did not start within {state.spec.startup_timeout:g} s",
         time=time,
+    )
+
+
+def stall_failure(state: JobState, event: StallDetected) -> Failure:
+    """Ranks that stopped getting on; the first culprit stands for them, where one is known."""
+    stall = event.stall
+    rank = stall.ranks[0] if stall.ranks else None
+    return Failure(
+        kind=FailureKind.TIMEOUT,
+        rank=rank,
+        reason=stall.reason,
+        time=event.time,
+        traceback=next((group.text for group in stall.stacks if rank in group.ranks), ""),
+        step=stall.step,
+        log_path="" if rank is None or rank >= len(state.ranks) else state.ranks[rank].log_path,
+        stall=stall,
+    )
+
+
+def divergence_failure(state: JobState, event: NonFiniteFound) -> Failure:
+    """A number that is none, in a job that is not to go on with it."""
+    return Failure(
+        kind=FailureKind.DIVERGED,
+        rank=event.rank,
+        reason=f"rank {event.rank}: {event.what} is not finite{_at(event.step)}",
+        time=event.time,
+        step=event.step,
+        log_path=state.ranks[event.rank].log_path if event.rank < len(state.ranks) else "",
     )
 
 

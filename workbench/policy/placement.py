@@ -1,15 +1,18 @@
 """Which slots a job gets: gang placement, all ranks or none, first come, first served.
 
 A node is a host. A job of `nnodes` × `nproc_per_node` gets that many slots on that many different hosts; ranks are
-numbered host by host, so that neighbours in rank share a host. Pure: the pool's slots are handed in.
+numbered host by host, so that neighbours in rank share a host. An elastic job that has waited is content with fewer:
+fewer nodes first, then fewer ranks a node. Pure: the pool's slots are handed in.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import msgspec
 
+from workbench.commands import RequestSlots
 from workbench.spec import JobSpec
 from workbench.state import Placement
 
@@ -38,34 +41,82 @@ class Refused(msgspec.Struct, frozen=True):
 Decision = Granted | Waiting | Refused
 
 
-def place(spec: JobSpec, workers: Sequence[WorkerSlots], *, ahead: str = "") -> Decision:
-    """Decide for one job. `ahead` names a job that came first and still waits: nobody overtakes it."""
+class Shape(NamedTuple):
+    """Ranks as they are to lie."""
+
+    nnodes: int
+    per_node: int
+
+    @property
+    def ranks(self) -> int:
+        return self.nnodes * self.per_node
+
+
+def place(
+    spec: JobSpec, workers: Sequence[WorkerSlots], *, ahead: str = "", wish: RequestSlots | None = None
+) -> Decision:
+    """Decide for one job. `ahead` names a job that came first and still waits: nobody overtakes it.
+
+    `wish` says what differs from the spec: another number of ranks, fewer than all of them, slots to avoid.
+    """
+    wish = wish or RequestSlots(job_id="")
     hosts = _by_host(workers)
     if not hosts:
         return Waiting("waiting: the pool has no worker with a slot now")
-    per_node = spec.nproc_per_node or _default_ranks(hosts, spec.nnodes)
-    if complaint := _never(spec, hosts, per_node):
-        return Refused(complaint)
-    need, free = spec.nnodes * per_node, sum(len(w.free) for w in workers)
+    shapes = _shapes(spec, hosts, wish, wish.at_least)
+    wanted, least = shapes[0], shapes[-1]
+    if complaint := _never(hosts, _shapes(spec, hosts, wish, spec.least_ranks)[-1]):
+        return Waiting(f"waiting: {complaint}") if wish.is_patient else Refused(complaint)
     if ahead:
-        return Waiting(f"waiting: needs {_slots(need)}, behind {ahead} in the queue")
-    fitting = [host for host, members in hosts.items() if _free(members) >= per_node][: spec.nnodes]
-    if len(fitting) < spec.nnodes:
-        return Waiting(f"waiting: needs {_slots(need)}{_spread(spec.nnodes, per_node, hosts)}, {free} free")
-    return Granted(
-        tuple(
-            _placement(node, local, per_node, worker, slot)
-            for node, host in enumerate(fitting)
-            for local, (worker, slot) in enumerate(_take(hosts[host], per_node))
-        )
+        return Waiting(f"waiting: needs {_slots(least.ranks)}, behind {ahead} in the queue")
+    for shape in shapes:
+        if placements := _fit(hosts, shape, wish.avoid):
+            return Granted(placements)
+    free = sum(len(w.free) for w in workers)
+    least_text = f" (at least {least.ranks})" if least != wanted else ""
+    return Waiting(f"waiting: needs {_slots(wanted.ranks)}{least_text}{_spread(wanted, hosts)}, {free} free")
+
+
+def _shapes(spec: JobSpec, hosts: dict[str, list[WorkerSlots]], wish: RequestSlots, at_least: int) -> list[Shape]:
+    """What would do, the best first; `at_least` 0: nothing less than all."""
+    per_node = spec.nproc_per_node or _default_ranks(hosts, spec.nnodes)
+    if wish.ranks:
+        return [_spread_out(wish.ranks, spec.nnodes, per_node)]
+    shapes = [Shape(spec.nnodes, per_node)]
+    if at_least:
+        shapes += [Shape(nodes, per_node) for nodes in range(spec.nnodes - 1, 0, -1)]
+        shapes += [Shape(1, ranks) for ranks in range(per_node - 1, 0, -1)]
+    return [shape for shape in shapes if shape.ranks >= at_least] or shapes[:1]
+
+
+def _spread_out(ranks: int, nnodes: int, per_node: int) -> Shape:
+    """So many ranks on as few nodes as the spec's number a node allows, the same number on each."""
+    fewest = max(1, min(nnodes, -(-ranks // per_node)))
+    nodes = next((n for n in range(fewest, nnodes + 1) if ranks % n == 0), 1)
+    return Shape(nodes, ranks // nodes)
+
+
+def _fit(
+    hosts: dict[str, list[WorkerSlots]], shape: Shape, avoid: Sequence[tuple[str, int]]
+) -> tuple[Placement, ...] | None:
+    """The slots for it, if they are free; such as are to be avoided only where there are no others."""
+    slots = {host: _take(members, shape.per_node, avoid) for host, members in hosts.items()}
+    fitting = [host for host in hosts if len(slots[host]) == shape.per_node]
+    if len(fitting) < shape.nnodes:
+        return None
+    fitting.sort(key=lambda host: sum((worker.worker, slot) in avoid for worker, slot in slots[host]))
+    return tuple(
+        _placement(node, local, shape.per_node, worker, slot)
+        for node, host in enumerate(fitting[: shape.nnodes])
+        for local, (worker, slot) in enumerate(slots[host])
     )
 
 
-def _spread(nnodes: int, per_node: int, hosts: dict[str, list[WorkerSlots]]) -> str:
+def _spread(shape: Shape, hosts: dict[str, list[WorkerSlots]]) -> str:
     """How the slots have to lie, where that is a question."""
     if len(hosts) == 1:
         return ""
-    return " on one host" if nnodes == 1 else f", {per_node} on each of {nnodes} hosts"
+    return " on one host" if shape.nnodes == 1 else f", {shape.per_node} on each of {shape.nnodes} hosts"
 
 
 def _placement(node: int, local: int, per_node: int, worker: WorkerSlots, slot: int) -> Placement:
@@ -92,33 +143,33 @@ def _default_ranks(hosts: dict[str, list[WorkerSlots]], nnodes: int) -> int:
     return sizes[min(nnodes, len(sizes)) - 1]
 
 
-def _never(spec: JobSpec, hosts: dict[str, list[WorkerSlots]], per_node: int) -> str:
+def _never(hosts: dict[str, list[WorkerSlots]], shape: Shape) -> str:
     """Why the job could not run here even with every slot free; empty when it could."""
+    nnodes, per_node = shape
     large = sum(_total(members) >= per_node for members in hosts.values())
-    if large >= spec.nnodes:
+    if large >= nnodes:
         return ""
     total = sum(map(_total, hosts.values()))
-    if spec.nnodes == 1 and total >= per_node:
+    if nnodes == 1 and total >= per_node:
         return (
             f"needs {_slots(per_node)} on one host, and no host has more than {max(map(_total, hosts.values()))}; "
             "spread it with --nnodes and --nproc-per-node"
         )
-    need, has = spec.nnodes * per_node, f"the pool has {total} on {_hosts(len(hosts))}"
-    if spec.nnodes == 1:
-        return f"needs {_slots(need)}, {has}; ask for fewer ranks or start a larger pool (up -n {need})"
-    return f"needs {_slots(per_node)} on each of {_hosts(spec.nnodes)}, {has}; ask for fewer ranks or nodes"
+    has = f"the pool has {total} on {_hosts(len(hosts))}"
+    if nnodes == 1:
+        return f"needs {_slots(per_node)}, {has}; ask for fewer ranks or start a larger pool (up -n {per_node})"
+    return f"needs {_slots(per_node)} on each of {_hosts(nnodes)}, {has}; ask for fewer ranks or nodes"
 
 
-def _take(members: Sequence[WorkerSlots], count: int) -> list[tuple[WorkerSlots, int]]:
-    return [(worker, slot) for worker in members for slot in worker.free][:count]
+def _take(
+    members: Sequence[WorkerSlots], count: int, avoid: Sequence[tuple[str, int]]
+) -> list[tuple[WorkerSlots, int]]:
+    free = [(worker, slot) for worker in members for slot in worker.free]
+    return sorted(free, key=lambda at: (at[0].worker, at[1]) in avoid)[:count]
 
 
 def _total(members: Sequence[WorkerSlots]) -> int:
     return sum(worker.total for worker in members)
-
-
-def _free(members: Sequence[WorkerSlots]) -> int:
-    return sum(len(worker.free) for worker in members)
 
 
 def _slots(count: int) -> str:

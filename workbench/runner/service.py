@@ -39,13 +39,17 @@ from workbench.events import (
     LaunchRefused,
     LaunchRequested,
     PoolLost,
+    ResizeRequested,
+    ResumeRequested,
     SlotsAwaited,
     SlotsGranted,
+    SlotsReturned,
     Ticked,
     WorkerLost,
 )
 from workbench.feed import Bucket, CellStarted, JobSummary, PoolStatus, Update
 from workbench.policy.placement import Granted, Refused, Waiting, place
+from workbench.policy.recovery import least_ranks
 from workbench.pool.messages import PROTOCOL, Hello, Message, decode, encode
 from workbench.pool.scheduler import SchedulerLink
 from workbench.runner.live import LiveJob
@@ -89,6 +93,8 @@ class Runner:
             "log": _request(rq.ReadLog, self._read_log),
             "stacks": _request(str, self._stacks),
             "cancel": _request(rq.Cancel, self._cancel),
+            "resume": _request(rq.Resume, self._resume),
+            "resize": _request(rq.Resize, self._resize),
             "execute": _request(rq.Execute, self._execute),
             "push": _request(rq.Push, self._push),
             "pull": _request(rq.Pull, self._pull),
@@ -106,6 +112,7 @@ class Runner:
             logger.error("worker %s speaks protocol %s, not %s: ignored", worker, hello.protocol, PROTOCOL)
         elif self._slots.join(worker, hello):
             self._dispatch()
+            self._offer_slots()
 
     def worker_lost(self, worker: str, reason: str) -> None:
         self._slots.leave(worker)
@@ -151,7 +158,7 @@ class Runner:
     def _take(self, job_id: str, event: Event) -> None:
         job = self._jobs[job_id]
         phase = None if isinstance(event, LaunchRequested) else job.state.phase
-        if phase is not None and phase.is_terminal:
+        if phase is not None and phase.is_terminal and not isinstance(event, ResumeRequested):
             return
         try:
             commands = job.apply(event)
@@ -167,7 +174,7 @@ class Runner:
     def _carry_out(self, job: LiveJob, command: Command) -> None:
         match command:
             case RequestSlots():
-                self._slots.enqueue(job.job_id)
+                self._slots.enqueue(command)
                 self._dispatch()
             case ReleaseSlots():
                 self._slots.release(job.job_id)
@@ -197,6 +204,16 @@ class Runner:
                 event = LaunchRefused(time=now, reason=decision.reason)
             self._feed(job_id, event)
 
+    def _offer_slots(self) -> None:
+        """Slots have come free: an elastic job that runs on fewer ranks than it wants could have more."""
+        for job_id, job in tuple(self._jobs.items()):
+            state = job.state
+            if state.phase is not JobPhase.HEALTHY or not least_ranks(state) or state.reform:
+                continue
+            ranks = self._slots.could_have(job_id, state.spec)
+            if ranks > len(state.ranks):
+                self._feed(job_id, SlotsReturned(time=self._link.now(), ranks=ranks))
+
     def _set_tick(self, job: LiveJob) -> None:
         if job.tick is not None:
             job.tick.cancel()
@@ -214,6 +231,7 @@ class Runner:
         if job.state.phase.is_terminal:
             job.flush(now)
             self._forget_old()
+            self._offer_slots()
         self._index.put(job.summary(now), self._pool)
 
     def _forget_old(self) -> None:
@@ -358,6 +376,53 @@ class Runner:
         job = self._job(request.job_id)
         self._feed(job.job_id, CancelRequested(time=self._link.now(), force=request.force, by=request.by))
         return job.state.phase
+
+    def _resume(self, request: rq.Resume) -> JobPhase:
+        """Asked again while the job runs, it does nothing: the second click of two."""
+        job = self._job(request.job_id)
+        if job.state.spec.kind is EntrypointKind.INTERACTIVE:
+            raise UsageError(f"{job.job_id} is interactive: there is nothing to go on with", hint="launch it anew")
+        if not job.state.phase.is_terminal:
+            if job.file.read_only:
+                raise UsageError(f"{job.job_id} runs in another pool", hint="see: %dtrain pool list")
+            return job.state.phase
+        self._check_ranks(job, request.ranks)
+        job = self._reopen(job)
+        job.ambient = request.ambient
+        event = ResumeRequested(
+            time=self._link.now(), step=request.step, path=request.path, ranks=request.ranks, by=request.by
+        )
+        self._feed(job.job_id, event)
+        return job.state.phase
+
+    def _resize(self, request: rq.Resize) -> JobPhase:
+        job = self._job(request.job_id)
+        if job.state.phase.is_terminal:
+            hint = f"resume it on other ranks with: %dtrain resume {job.job_id} -n {request.ranks}"
+            raise UsageError(f"{job.job_id} has ended: {job.state.phase.value}", hint=hint)
+        if job.state.spec.kind is EntrypointKind.INTERACTIVE:
+            raise UsageError(f"{job.job_id} is interactive: its ranks hold what no checkpoint has")
+        self._check_ranks(job, request.ranks)
+        self._feed(job.job_id, ResizeRequested(time=self._link.now(), ranks=request.ranks, by=request.by))
+        return job.state.phase
+
+    def _check_ranks(self, job: LiveJob, ranks: int | None) -> None:
+        if ranks is None:
+            return
+        if ranks < 1:
+            raise UsageError(f"{ranks} ranks", hint="a job has at least 1")
+        wish = RequestSlots(job_id=job.job_id, ranks=ranks)
+        decision = place(job.state.spec, self._slots.free(besides=job.job_id), wish=wish)
+        if isinstance(decision, Refused):
+            raise NotEnoughSlotsError(decision.reason)
+
+    def _reopen(self, job: LiveJob) -> LiveJob:
+        """An ended job whose record is to be written again."""
+        if not job.file.read_only:
+            return job
+        job.close()
+        again = self._jobs[job.job_id] = self._open(job.job_id, read_only=False)
+        return again
 
     def _execute(self, request: rq.Execute) -> CellStarted:
         return self._on_ranks(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+from workbench.commands import RequestSlots
 from workbench.feed import WorkerStatus
 from workbench.policy.placement import Decision, Granted, Waiting, WorkerSlots, place
 from workbench.pool.messages import Hello
@@ -18,6 +19,7 @@ class SlotTable:
         self._workers: dict[str, Hello] = {}
         self._held: dict[str, tuple[Placement, ...]] = {}
         self._queue: list[str] = []
+        self._wishes: dict[str, RequestSlots] = {}
         self._reasons: dict[str, str] = {}
 
     def join(self, worker: str, hello: Hello) -> bool:
@@ -30,9 +32,11 @@ class SlotTable:
     def leave(self, worker: str) -> None:
         self._workers.pop(worker, None)
 
-    def enqueue(self, job_id: str) -> None:
-        """Queue a job; one that held slots (it restarts) gives them back and goes first."""
+    def enqueue(self, wish: RequestSlots) -> None:
+        """Queue a job; one that held slots (it restarts) gives them back and goes first. The newest wish counts."""
+        job_id = wish.job_id
         is_restart = self._held.pop(job_id, None) is not None
+        self._wishes[job_id] = wish
         if job_id not in self._queue:
             self._queue.insert(0 if is_restart else len(self._queue), job_id)
 
@@ -40,6 +44,7 @@ class SlotTable:
         """The job wants and holds nothing any more."""
         self._held.pop(job_id, None)
         self._reasons.pop(job_id, None)
+        self._wishes.pop(job_id, None)
         if job_id in self._queue:
             self._queue.remove(job_id)
 
@@ -49,7 +54,7 @@ class SlotTable:
         for job_id in tuple(self._queue):
             if job_id not in self._queue:  # what an earlier decision brought about has dealt with it
                 continue
-            decision = place(spec_of(job_id), self.free(), ahead=ahead)
+            decision = place(spec_of(job_id), self.free(), ahead=ahead, wish=self._wishes[job_id])
             if isinstance(decision, Waiting):
                 ahead = ahead or job_id
                 if self._reasons.get(job_id) != decision.reason:
@@ -62,8 +67,17 @@ class SlotTable:
                 self._held[job_id] = decision.placements
             yield job_id, decision
 
-    def free(self) -> tuple[WorkerSlots, ...]:
-        taken = {(p.worker, p.slot) for placements in self._held.values() for p in placements}
+    def could_have(self, job_id: str, spec: JobSpec) -> int:
+        """How many ranks a running job would get if it asked for all that it wants; 0: not those."""
+        if self._queue:  # others wait
+            return 0
+        decision = place(spec, self.free(besides=job_id), wish=RequestSlots(job_id=job_id))
+        return len(decision.placements) if isinstance(decision, Granted) else 0
+
+    def free(self, *, besides: str = "") -> tuple[WorkerSlots, ...]:
+        """The workers' slots that no job holds, but for the one named."""
+        held = (placements for job_id, placements in self._held.items() if job_id != besides)
+        taken = {(p.worker, p.slot) for placements in held for p in placements}
         return tuple(
             WorkerSlots(
                 worker=worker,

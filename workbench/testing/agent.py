@@ -10,12 +10,13 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Final
 
-from workbench.commands import StartRanks, StartStore, StopRanks
-from workbench.events import Event, LaunchFailed, RankExited, RankRaised, RankStarted, StoreStarted
+from workbench.commands import RequestCheckpoint, StartRanks, StartStore, StopRanks
+from workbench.events import CheckpointSaved, Event, LaunchFailed, RankExited, RankRaised, RankStarted, StoreStarted
+from workbench.state import Checkpoint
 
 PORT: Final = 29500
 
-AgentCommand = StartStore | StartRanks | StopRanks
+AgentCommand = StartStore | StartRanks | StopRanks | RequestCheckpoint
 
 
 @dataclass
@@ -36,7 +37,7 @@ class FakeAgent:
     """What is set here holds for what the agent does next.
 
     `refuse_store` and `refuse_ranks` are reasons, each used once; `is_slow`: ranks start at `start_ranks` only;
-    `is_stubborn`: ranks ignore SIGTERM.
+    `is_stubborn`: ranks ignore SIGTERM; `saves`: ranks save a checkpoint when asked, at `step`.
     """
 
     worker: str
@@ -46,6 +47,8 @@ class FakeAgent:
     refuse_ranks: dict[int, str] = field(default_factory=dict)
     is_slow: bool = False
     is_stubborn: bool = False
+    saves: bool = False
+    step: int = 0
     commands: deque[AgentCommand] = field(default_factory=deque)
     events: deque[tuple[str, Event]] = field(default_factory=deque)
     ranks: list[FakeRank] = field(default_factory=list)
@@ -63,6 +66,8 @@ class FakeAgent:
                 self._take_ranks(command, now)
             case StopRanks() as command:
                 self._stop(command, now)
+            case RequestCheckpoint() as command:
+                self._save(command, now)
         return True
 
     def start_ranks(self, now: float) -> None:
@@ -132,6 +137,13 @@ class FakeAgent:
             self.ranks.append(FakeRank(command.job_id, command.restart_count, rank, self.last_pid))
         if not self.is_slow:
             self.start_ranks(now)
+
+    def _save(self, command: RequestCheckpoint, now: float) -> None:
+        """Every rank's state at `step`; the agent that has rank 0 tells of it."""
+        if self.saves and any(p.rank == 0 and p.job_id == command.job_id for p in self.ranks):
+            saved = Checkpoint(step=self.step, path=f"/ckpt/step-{self.step}", world_size=1, saved_at=now)
+            event = CheckpointSaved(time=now, restart_count=command.restart_count, checkpoint=saved)
+            self.events.append((command.job_id, event))
 
     def _stop(self, command: StopRanks, now: float) -> None:
         generation = (command.job_id, command.restart_count)

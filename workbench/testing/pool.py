@@ -19,7 +19,16 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from functools import reduce
 
-from workbench.commands import Announce, Command, ReleaseSlots, RequestSlots, StartRanks, StartStore, StopRanks
+from workbench.commands import (
+    Announce,
+    Command,
+    ReleaseSlots,
+    RequestCheckpoint,
+    RequestSlots,
+    StartRanks,
+    StartStore,
+    StopRanks,
+)
 from workbench.controller import transition
 from workbench.events import (
     CancelRequested,
@@ -28,6 +37,8 @@ from workbench.events import (
     LaunchRequested,
     PhaseChanged,
     PoolLost,
+    ResizeRequested,
+    ResumeRequested,
     SlotsAwaited,
     SlotsGranted,
     Ticked,
@@ -52,6 +63,7 @@ class FakePool:
         self.commands: list[Command] = []  # all that the controller ever wanted, in order
         self.held: dict[str, tuple[Placement, ...]] = {}
         self.queue: list[str] = []
+        self.wishes: dict[str, RequestSlots] = {}
         self.stray: list[tuple[str, Event]] = []  # what lost agents had still to say
         self._inbox: deque[tuple[str, Event]] = deque()
         self._is_busy = False
@@ -68,6 +80,12 @@ class FakePool:
 
     def cancel(self, job_id: str, *, force: bool = False, by: str = "") -> None:
         self.feed(job_id, CancelRequested(time=self.now, force=force, by=by))
+
+    def resume(self, job_id: str, *, step: int | None = None, path: str = "", ranks: int | None = None) -> None:
+        self.feed(job_id, ResumeRequested(time=self.now, step=step, path=path, ranks=ranks))
+
+    def resize(self, job_id: str, ranks: int) -> None:
+        self.feed(job_id, ResizeRequested(time=self.now, ranks=ranks))
 
     # --- what happens to ranks and workers ---
 
@@ -192,7 +210,9 @@ class FakePool:
         match command:
             case RequestSlots():
                 is_restart = self.held.pop(command.job_id, None) is not None
-                self.queue.insert(0 if is_restart else len(self.queue), command.job_id)
+                self.wishes[command.job_id] = command
+                if command.job_id not in self.queue:
+                    self.queue.insert(0 if is_restart else len(self.queue), command.job_id)
                 self._dispatch()
             case ReleaseSlots():
                 self.held.pop(command.job_id, None)
@@ -200,7 +220,7 @@ class FakePool:
                 self._dispatch()
             case Announce():
                 self.record[command.job_id].append(command.event)
-            case StartStore() | StartRanks() | StopRanks():
+            case StartStore() | StartRanks() | StopRanks() | RequestCheckpoint():
                 self._send(command)
 
     def _send(self, command: AgentCommand) -> None:
@@ -224,7 +244,7 @@ class FakePool:
         for job_id in tuple(self.queue):
             if job_id not in self.queue:  # what an earlier decision brought about has dealt with it
                 continue
-            decision = place(self.states[job_id].spec, tuple(self._free()), ahead=ahead)
+            decision = place(self.states[job_id].spec, tuple(self._free()), ahead=ahead, wish=self.wishes[job_id])
             if isinstance(decision, Waiting):
                 ahead = ahead or job_id
                 self.feed(job_id, SlotsAwaited(time=self.now, reason=decision.reason))

@@ -66,6 +66,24 @@ def cancel(context: Context, args: Arguments) -> Outcome:
     return _said(f"{job.job_id} {phase.value}", {"job_id": job.job_id, "phase": phase})
 
 
+def resume(context: Context, args: Arguments) -> Outcome:
+    """Have an ended job go on."""
+    job = context.job(args)
+    if not job.phase.is_terminal:
+        return _said(f"{job.job_id} runs: {job.reason}", {"job_id": job.job_id, "phase": job.phase})
+    phase = job.resume(step=args.step, ranks=args.ranks, by=_who())
+    context.adopt(job)
+    text = f"{job.job_id} {phase.value}: {job.reason}"
+    return Outcome(value=job, text=text, document=msgspec.to_builtins({"job_id": job.job_id, "phase": phase}))
+
+
+def resize(context: Context, args: Arguments) -> Outcome:
+    """Have a running job go on with another number of ranks."""
+    job = context.job(args)
+    phase = job.resize(args.ranks, by=_who())
+    return _said(f"{job.job_id} {phase.value}: {job.reason}", {"job_id": job.job_id, "phase": phase})
+
+
 def interrupt(context: Context, args: Arguments) -> Outcome:
     """KeyboardInterrupt in the ranks' cell."""
     job = context.job(args)

@@ -12,7 +12,7 @@ from workbench.verbs.declare import Arguments, Outcome
 # Options that are fields of the spec by the same name; None means that the spec's own default holds.
 FIELDS: Final = (
     "name",
-    "nnodes",
+    "min_ranks",
     "nproc_per_node",
     "max_restarts",
     "cwd",
@@ -53,6 +53,8 @@ def _fields(args: Arguments) -> dict[str, Any]:
     """What was asked for, in the spec's words."""
     given = {name: getattr(args, name) for name in FIELDS}
     fields = {name: value for name, value in given.items() if value is not None and value is not False}
+    if args.nnodes:
+        fields["min_nnodes"], fields["nnodes"] = args.nnodes
     if args.env:
         fields["env"] = dict(args.env)
     return fields

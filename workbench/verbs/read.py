@@ -33,6 +33,18 @@ def count(text: str) -> int:
     return int(text)
 
 
+def nodes(text: str) -> tuple[int, int]:
+    """`4` or, for an elastic job, `1:4`: the least (0: no fewer than all) and the most nodes."""
+    least, colon, most = text.rpartition(":")
+    try:
+        bounds = (count(least) if colon else 0, count(most))
+    except ValueError:
+        raise ValueError("a whole number from 1, or MIN:MAX") from None
+    if bounds[0] > bounds[1]:
+        raise ValueError("MIN:MAX, the smaller number first")
+    return bounds
+
+
 def nproc(text: str) -> int:
     """Ranks a node; 0 stands for torchrun's words that leave the number to the machine."""
     if text in ("auto", "gpu", "cpu"):

@@ -54,8 +54,14 @@ LAUNCH_OPTIONS: Final = (
         read.nproc,
         named="nproc_per_node",
     ),
-    Option(("--nnodes",), "nodes (default 1)", "N", read.count),
-    Option(("--max-restarts",), "how often a failed job is started again (default 0)", "N", read.whole),
+    Option(("--nnodes",), "nodes (default 1); MIN:MAX for an elastic job", "N", read.nodes),
+    Option(("--min-ranks",), "go on with so many ranks when there are no slots for all", "N", read.count),
+    Option(
+        ("--max-restarts",),
+        "how often a failed job is started again without getting further (default 0)",
+        "N",
+        read.whole,
+    ),
     Option(("--name",), "what the job's id begins with (default: the program's name)", "NAME"),
     Option(("--env",), "an environment variable of the ranks", "KEY=VALUE", read.setting, repeats=True),
     Option(("--cwd",), "the ranks' working directory (default: this one)", "DIR", offers="dir"),
@@ -159,6 +165,21 @@ VERBS: Final[tuple[Verb, ...]] = (
         "cancel", "end a job: SIGTERM, its grace, SIGKILL", jobs.cancel,
         operands=(JOB,), options=(Option(("--force",), "SIGKILL at once"), *_COMMON),
         examples=("cancel", "cancel train-1f2e --force"),
+    ),
+    Verb(
+        "resume", "have an ended job go on from a checkpoint; does nothing while it runs", jobs.resume,
+        operands=(JOB,),
+        options=(
+            Option(("--step",), "from the checkpoint of that step (default: the newest)", "N", read.whole),
+            Option(("-n", "--ranks"), "on that many ranks (default: as before)", "N", read.count),
+            *_COMMON,
+        ),
+        examples=("resume", "resume train-1f2e --step 400", "resume -n 4"),
+    ),
+    Verb(
+        "resize", "have a running job go on with another number of ranks, from a checkpoint", jobs.resize,
+        operands=(Operand("RANKS", "how many ranks from now on", required=True, read=read.count, named="ranks"), JOB),
+        options=_COMMON, examples=("resize 4", "resize 2 train-1f2e"),
     ),
     Verb(
         "interrupt", "KeyboardInterrupt in the cell that an interactive job runs; its ranks live on", jobs.interrupt,

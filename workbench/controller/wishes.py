@@ -1,0 +1,168 @@
+"""What people and the job itself wish for while it runs, or after it has ended; and what deadlines bring."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from msgspec.structs import replace
+
+from workbench.controller.ends import begin_again, fail, tell
+from workbench.controller.parts import (
+    Outcome,
+    awaits_slots,
+    enter,
+    ranks_text,
+    request_checkpoint,
+    request_slots,
+    running_text,
+    stop,
+)
+from workbench.controller.start import waited_for_slots
+from workbench.events import (
+    CheckpointSaved,
+    NonFiniteFound,
+    ResizeRequested,
+    ResumeRequested,
+    RunResumed,
+    SlotsReturned,
+    StallDetected,
+    StallEnded,
+    Ticked,
+)
+from workbench.policy.failure import divergence_failure, silence_failure, stall_failure
+from workbench.spec import EntrypointKind, NanPolicy
+from workbench.state import CheckpointTier, JobPhase, JobState
+
+KEPT: Final = 8  # checkpoints that the state knows of
+SAVE_WITHIN: Final = 30.0  # s that a resize waits for a checkpoint
+
+
+# --- an ended job goes on ---------------------------------------------------------------------------------------------
+
+
+def resume(state: JobState, event: ResumeRequested) -> Outcome:
+    """A job that has ended goes on; one that runs does so already, so that a second click does nothing."""
+    if not state.phase.is_terminal:
+        return state, ()
+    by = f" by {event.by}" if event.by else ""
+    where = "the newest checkpoint" if event.step is None else f"step {event.step}"
+    on = "" if event.ranks is None else f" on {ranks_text(event.ranks)}"
+    fresh = replace(
+        state,
+        restart_count=state.restart_count + 1,
+        resume=event.path,
+        ranks_wanted=state.ranks_wanted if event.ranks is None else event.ranks,
+        fruitless=0,
+        faults=(),
+        failure=None,
+        cancelled=False,
+        ended_at=None,
+        placements=(),
+    )
+    return begin_again(fresh, f"resumed{by} from {where}{on}", event.time)
+
+
+# --- other ranks ------------------------------------------------------------------------------------------------------
+
+
+def resize(state: JobState, event: ResizeRequested) -> Outcome:
+    by = f" by {event.by}" if event.by else ""
+    wanted = replace(state, ranks_wanted=event.ranks)
+    if awaits_slots(state):
+        return wanted, (request_slots(wanted),)
+    if state.phase is not JobPhase.HEALTHY:
+        return wanted, ()  # the next generation gets them
+    return _await_checkpoint(wanted, f"resized to {ranks_text(event.ranks)}{by}", event.time, is_asked=True)
+
+
+def grow(state: JobState, event: SlotsReturned) -> Outcome:
+    """An elastic job that had to go on with fewer ranks; only from a checkpoint, as nothing forces it."""
+    if state.phase is not JobPhase.HEALTHY or state.reform or event.ranks <= len(state.ranks):
+        return state, ()
+    return _await_checkpoint(state, f"grows to {ranks_text(event.ranks)}", event.time, is_asked=False)
+
+
+def _await_checkpoint(state: JobState, reason: str, time: float, *, is_asked: bool) -> Outcome:
+    asking = replace(state, reform=reason, reform_is_asked=is_asked, deadline=time + SAVE_WITHIN)
+    return replace(asking, reason=running_text(asking)), request_checkpoint(state)
+
+
+def _reform(state: JobState, time: float) -> Outcome:
+    reforming = enter(state, JobPhase.RECOVERING, state.reform, time)
+    return reforming, stop(state, state.spec.stop_grace)
+
+
+# --- what the ranks say -----------------------------------------------------------------------------------------------
+
+
+def checkpoint_saved(state: JobState, event: CheckpointSaved) -> Outcome:
+    """One on disk. Getting further than the generation began is progress."""
+    saved = event.checkpoint
+    if saved.tier is not CheckpointTier.DISK:
+        return state, ()
+    others = (known for known in state.checkpoints if known.step < saved.step)  # a branch left behind goes
+    known = replace(state, checkpoints=(*others, saved)[-KEPT:], resume="")
+    if saved.step > state.resumed_step:
+        known = replace(known, fruitless=0)
+    if state.phase is not JobPhase.HEALTHY:
+        return known, ()
+    if state.reform:
+        return _reform(known, event.time)
+    return replace(known, reason=running_text(known)), ()
+
+
+def run_resumed(state: JobState, event: RunResumed) -> Outcome:
+    """It began further than the one before did: that restart was not in vain."""
+    further = event.step > state.resumed_step
+    resumed = replace(state, resumed_step=event.step, fruitless=0 if further else state.fruitless)
+    return (replace(resumed, reason=running_text(resumed)) if state.phase is JobPhase.HEALTHY else resumed), ()
+
+
+def stalled(state: JobState, event: StallDetected) -> Outcome:
+    """With restarts, or a limit that somebody set, it is a failure; else it is told, and nothing is killed."""
+    if state.phase is not JobPhase.HEALTHY:
+        return state, ()
+    spec = state.spec
+    is_left_alone = spec.kind is EntrypointKind.INTERACTIVE or not (spec.max_restarts or spec.progress_timeout)
+    if is_left_alone:
+        told = replace(state, stall=event.stall)
+        return replace(told, reason=running_text(told)), ()
+    return fail(state, (stall_failure(state, event),), event.time)
+
+
+def stall_ended(state: JobState, event: StallEnded) -> Outcome:
+    if state.stall is None:
+        return state, ()
+    told = replace(state, stall=None)
+    return replace(told, reason=running_text(told)), ()
+
+
+def non_finite(state: JobState, event: NonFiniteFound) -> Outcome:
+    if state.spec.on_nan is NanPolicy.WARN or state.phase is not JobPhase.HEALTHY:
+        return state, ()
+    return fail(state, (divergence_failure(state, event),), event.time)
+
+
+# --- deadlines --------------------------------------------------------------------------------------------------------
+
+
+def tick(state: JobState, event: Ticked) -> Outcome:
+    if state.deadline is None or event.time < state.deadline:
+        return state, ()
+    if awaits_slots(state):
+        return waited_for_slots(state, event.time)
+    if state.phase is JobPhase.LAUNCHING:
+        return fail(state, (silence_failure(state, event.time),), event.time)
+    if state.reform:
+        return _no_checkpoint_came(state, event.time)
+    if state.failures:
+        return tell(state, event.time)
+    return replace(state, deadline=None), ()
+
+
+def _no_checkpoint_came(state: JobState, time: float) -> Outcome:
+    if state.reform_is_asked:
+        reason = f"{state.reform}; no checkpoint was saved within {SAVE_WITHIN:g} s"
+        return _reform(replace(state, reform=reason), time)
+    rest = replace(state, reform="", deadline=None)
+    return replace(rest, reason=running_text(rest)), ()

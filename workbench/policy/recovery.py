@@ -1,0 +1,131 @@
+"""What becomes of a job whose generation has failed: a restart, and from where, or the end.
+
+Pure, and a table: the first rule that applies decides, and says why in words that a person reads. A learning rate, a
+batch size or anything else that changes what is computed is never touched.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable
+from typing import Final
+
+import msgspec
+
+from workbench.spec import NanPolicy
+from workbench.state import Checkpoint, Failure, FailureKind, JobState, SlotFaults
+
+UNLUCKY: Final = 2  # a slot whose rank was the first cause so often is avoided
+STUCK: Final = 2  # so many restarts in a row that got no further: perhaps it is the checkpoint
+OF_A_SLOT: Final = (FailureKind.SIGNAL, FailureKind.TIMEOUT, FailureKind.WORKER_LOST)  # what a bad device looks like
+
+
+class Action(enum.Enum):
+    """What is done about a failure."""
+
+    STOP = "stop"
+    FALL_BACK = "fall back"  # restart from an older checkpoint
+    EXCLUDE = "exclude"  # restart elsewhere
+    RESTART = "restart"
+
+
+class Decision(msgspec.Struct, frozen=True, kw_only=True):
+    """`resume`: the checkpoint to go on from; None: the newest that is whole. `reason` adds to the failure's own."""
+
+    action: Action
+    reason: str = ""
+    resume: Checkpoint | None = None
+
+
+class Rule(msgspec.Struct, frozen=True):
+    applies: Callable[[JobState, Failure], bool]
+    action: Action
+    reason: str
+
+
+def decide(state: JobState, cause: Failure) -> Decision:
+    """`state` is that of the generation which failed of `cause`, its faults counted (`count_fault`)."""
+    rule = next(rule for rule in RULES if rule.applies(state, cause))
+    older = _older(state, cause) if rule.action is Action.FALL_BACK else None
+    return Decision(action=rule.action, reason=_fill(rule.reason, state, cause, older), resume=older)
+
+
+def count_fault(state: JobState, cause: Failure) -> tuple[SlotFaults, ...]:
+    """The job's slots and how often their ranks were to blame, with this failure."""
+    place = next((p for p in state.placements if p.rank == cause.rank), None)
+    if place is None or cause.kind not in OF_A_SLOT:
+        return state.faults
+    known = {(f.worker, f.slot): f.count for f in state.faults}
+    known[place.worker, place.slot] = known.get((place.worker, place.slot), 0) + 1
+    return tuple(SlotFaults(worker, slot, count) for (worker, slot), count in known.items())
+
+
+def avoided(state: JobState) -> tuple[tuple[str, int], ...]:
+    """Slots that the job is not to get again while there are others."""
+    return tuple((fault.worker, fault.slot) for fault in state.faults if fault.count >= UNLUCKY)
+
+
+def least_ranks(state: JobState) -> int:
+    """How few ranks an elastic job goes on with; 0: it is not elastic."""
+    return 0 if state.ranks_wanted else state.spec.least_ranks
+
+
+def restart_text(state: JobState) -> str:
+    """As in "2 of 2 ranks running, restart 1 of 3"; empty before the first."""
+    count, limit = state.restart_count, state.spec.max_restarts
+    if not count:
+        return ""
+    if not state.fruitless:
+        return f"restart {count}"
+    if state.fruitless == count:
+        return f"restart {count} of {limit}"
+    return f"restart {count}, {state.fruitless} of {limit} without progress"
+
+
+def _is_hopeless(state: JobState, cause: Failure) -> bool:
+    return any(f.kind is FailureKind.LAUNCH for f in (*state.failures, cause))
+
+
+def _has_diverged(state: JobState, cause: Failure) -> bool:
+    return cause.kind is FailureKind.DIVERGED
+
+
+def _is_spent(state: JobState, cause: Failure) -> bool:
+    return state.fruitless >= state.spec.max_restarts
+
+
+def _is_stuck(state: JobState, cause: Failure) -> bool:
+    return state.fruitless >= STUCK and state.resumed_step > 0 and _older(state, cause) is not None
+
+
+def _is_unlucky(state: JobState, cause: Failure) -> bool:
+    place = next(((p.worker, p.slot) for p in state.placements if p.rank == cause.rank), None)
+    return place in avoided(state)
+
+
+def _older(state: JobState, cause: Failure) -> Checkpoint | None:
+    """The newest checkpoint from before the trouble: before the NaN, else before the one that leads nowhere."""
+    limit = cause.step if _has_diverged(state, cause) and cause.step is not None else state.resumed_step
+    return max((c for c in state.checkpoints if c.step < limit), key=lambda c: c.step, default=None)
+
+
+def _fill(reason: str, state: JobState, cause: Failure, older: Checkpoint | None) -> str:
+    place = next((f"slot {p.slot} of {p.worker}" for p in state.placements if p.rank == cause.rank), "")
+    step = f"step {older.step}" if older else "the start"
+    return reason.format(limit=state.spec.max_restarts, step=step, place=place, count=state.fruitless)
+
+
+RULES: Final = (
+    Rule(_is_hopeless, Action.STOP, "it would fail again"),
+    Rule(
+        lambda state, cause: _has_diverged(state, cause) and state.spec.on_nan is not NanPolicy.ROLLBACK,
+        Action.STOP,
+        "the job was to stop then",
+    ),
+    Rule(lambda state, cause: state.spec.max_restarts == 0, Action.STOP, ""),
+    Rule(_is_spent, Action.STOP, "no restart left of {limit}"),
+    Rule(_has_diverged, Action.FALL_BACK, "back to {step}, before it"),
+    Rule(_is_stuck, Action.FALL_BACK, "back to {step}, as {count} restarts got no further"),
+    Rule(_is_unlucky, Action.EXCLUDE, "{place} failed twice and is avoided"),
+    Rule(lambda state, cause: True, Action.RESTART, ""),
+)
