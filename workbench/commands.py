@@ -70,6 +70,15 @@ class RequestCheckpoint(_Command, frozen=True, kw_only=True):
     worker: str
 
 
+class ForgetJob(_Command, frozen=True, kw_only=True):
+    """The job has ended: let go of what that agent holds for it from one generation to the next.
+
+    Sent to every worker by the runner when it takes the slots back; nothing comes back.
+    """
+
+    worker: str
+
+
 class Announce(_Command, frozen=True, kw_only=True):
     """Record this, for people; the controller does not want it back."""
 
@@ -132,6 +141,7 @@ Command = (
     | StartRanks
     | StopRanks
     | RequestCheckpoint
+    | ForgetJob
     | Announce
     | ExecuteCell
     | PushValue
@@ -144,6 +154,7 @@ AgentCommand = (
     | StartRanks
     | StopRanks
     | RequestCheckpoint
+    | ForgetJob
     | ExecuteCell
     | PushValue
     | PullValue

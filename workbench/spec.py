@@ -70,6 +70,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     checkpoint_dir: str = ""  # empty: the job's own folder
     checkpoint_keep: int = 3  # the newest so many
     checkpoint_keep_every: int = 0  # and each whose step is a multiple of it
+    snapshot_every: int = 0  # copies in memory, in steps; 0: as often as they cost little, -1: never
     min_ranks: int = 0  # elastic: go on with so many when there are no slots for all; 0: all or none
     min_nnodes: int = 0
     on_nan: NanPolicy = NanPolicy.WARN
@@ -169,6 +170,11 @@ def _complaints(spec: JobSpec) -> list[tuple[bool, str, str]]:
             not 0 <= spec.checkpoint_seconds < inf,
             f"checkpoint_seconds is {spec.checkpoint_seconds}",
             "give seconds, 0 for never",
+        ),
+        (
+            spec.snapshot_every < -1,
+            f"snapshot_every is {spec.snapshot_every}",
+            "give steps, 0 for as often as it costs little, -1 for never",
         ),
         (spec.checkpoint_keep < 1, f"checkpoint_keep is {spec.checkpoint_keep}", "at least the newest one is kept"),
         (spec.checkpoint_keep_every < 0, f"checkpoint_keep_every is {spec.checkpoint_keep_every}", "give steps, or 0"),

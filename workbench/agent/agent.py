@@ -26,6 +26,7 @@ from workbench.agent.zygotes import Zygotes
 from workbench.commands import (
     AgentCommand,
     ExecuteCell,
+    ForgetJob,
     InjectFault,
     InterruptRanks,
     PullValue,
@@ -128,6 +129,7 @@ class Agent:
             self._loop.call_at(self._loop.now() + 0.01, lambda: self._shut_down(deadline))
             return
         self._zygotes.end_all()
+        self._jobs.kept.close()
         self._loop.stop()
 
     def _carry_out(self, command: AgentCommand) -> None:
@@ -142,6 +144,8 @@ class Agent:
                 self._jobs.inject(command)
             case RequestCheckpoint():
                 self._jobs.request_checkpoint(command)
+            case ForgetJob():
+                self._jobs.forget(command)
             case ExecuteCell() | PushValue() | PullValue():
                 self._cells.ask(command)
             case InterruptRanks():

@@ -17,9 +17,10 @@ from workbench.agent.launch import Host, describe, find_fault, rank_environ
 from workbench.agent.logfile import LogFile
 from workbench.agent.loop import Loop
 from workbench.agent.processes import RankPlan, RankProcess
+from workbench.agent.snapshots import Kept
 from workbench.agent.stores import StoreProcess, listen
 from workbench.agent.zygotes import Zygotes
-from workbench.commands import InjectFault, RequestCheckpoint, StartRanks, StartStore, StopRanks
+from workbench.commands import ForgetJob, InjectFault, RequestCheckpoint, StartRanks, StartStore, StopRanks
 from workbench.events import Event, LaunchFailed, StoreStarted
 from workbench.spec import EntrypointKind
 from workbench.state import Placement
@@ -49,6 +50,7 @@ class Jobs:
         self._dying: set[StoreProcess] = set()  # killed, and not yet gone: each still has its port
         self._keepers: dict[RankProcess | StoreProcess, Keeper] = {}
         self.on_rank: Callable[[], None] = lambda: None  # there is one more
+        self.kept = Kept()
 
     # --- stores ---
 
@@ -123,6 +125,7 @@ class Jobs:
         log = LogFile(log_path, command.spec.log_limit)
         process = RankProcess(plan, log, self._loop, partial(self.emit, command.job_id))
         process.on_gone = partial(self._on_gone, process)
+        process.on_frame = partial(self.kept.on_frame, process)
         self.ranks[command.job_id, placement.rank] = process
         self._keepers[process] = keeper
         self.on_rank()
@@ -164,6 +167,10 @@ class Jobs:
         for process in self._of((command.job_id, command.restart_count)):
             if process.pid:
                 process.tell({"op": "checkpoint"})
+
+    def forget(self, command: ForgetJob) -> None:
+        """Let go of what was held for the job from one generation to the next."""
+        self.kept.forget(command.job_id)
 
     def inject(self, command: InjectFault) -> None:
         """Do the fault; an unknown one, or rank, is left alone: the runner has checked both."""

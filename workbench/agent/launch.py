@@ -21,7 +21,7 @@ from workbench.state import Placement
 # What a rank itself has to know of its job's spec: see `training.control`.
 SETTINGS: Final = (
     "checkpoint_every", "checkpoint_seconds", "checkpoint_dir", "checkpoint_keep", "checkpoint_keep_every",
-    "consistency_every", "deterministic", "progress_timeout",
+    "consistency_every", "deterministic", "progress_timeout", "snapshot_every", "max_restarts", "min_ranks",
 )  # fmt: skip
 
 
@@ -97,7 +97,10 @@ def describe(command: StartRanks, placement: Placement, environ: dict[str, str],
         "rank": placement.rank,
         "seed": spec.seed,
         "deterministic": spec.deterministic,
-        "settings": {name: value for name, value in asdict(spec).items() if name in SETTINGS},
+        "settings": {
+            **{name: value for name, value in asdict(spec).items() if name in SETTINGS},
+            "peers": sorted(place.rank for place in command.placements),  # the ranks of this agent
+        },
     }
     return pack(header, spec.payload or spec.source.encode())
 

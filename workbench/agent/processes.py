@@ -20,7 +20,7 @@ from workbench.agent.logfile import LogFile
 from workbench.agent.loop import Loop
 from workbench.agent.transcript import Transcript
 from workbench.agent.usage import count_oom_kills
-from workbench.agent.wire import Channel, Frame, Header
+from workbench.agent.wire import Channel, Frame, Header, close_all
 from workbench.agent.words import doing, split_status
 from workbench.blackbox import Snapshot
 from workbench.commands import StartRanks
@@ -52,6 +52,7 @@ class RankProcess:
     def __init__(self, plan: RankPlan, log: LogFile, loop: Loop, emit: Emit) -> None:
         self.plan, self._loop, self.emit = plan, loop, emit
         self.on_gone: Callable[[], None] = lambda: None
+        self.on_frame: Callable[[Frame], object] = lambda frame: close_all(frame.fds)  # what is not for this class
         self.rank, self.job_id = plan.placement.rank, plan.command.job_id
         self.restart_count = plan.command.restart_count
         self.transcript = Transcript(self.job_id, self.rank, log, loop, emit)
@@ -193,6 +194,8 @@ class RankProcess:
                     self.left = frame.header["code"]
                 case "fact":
                     self._on_fact(frame.header)
+                case _:
+                    self.on_frame(frame)
 
     def _on_fact(self, header: Header) -> None:
         """What the rank puts into the record: of a rank's own kinds only, since any program may write to its line."""
@@ -242,10 +245,10 @@ class RankProcess:
             self.emit(CellFinished(job_id=self.job_id, cell_id=cell_id, rank=self.rank, ok=False, error=reason))
         self.cells.clear()
 
-    def tell(self, header: Header, payload: bytes = b"") -> None:
-        """Send the rank a frame."""
+    def tell(self, header: Header, payload: bytes = b"", fds: tuple[int, ...] = ()) -> None:
+        """Send the rank a frame; the descriptors are closed once they are on their way."""
         assert self._channel is not None
-        self._loop.send(self._channel, header, payload)
+        self._loop.send(self._channel, header, payload, fds)
 
     # --- its black box ---
 

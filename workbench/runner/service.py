@@ -23,6 +23,7 @@ from workbench.commands import (
     Announce,
     Command,
     ExecuteCell,
+    ForgetJob,
     InjectFault,
     InterruptRanks,
     PullValue,
@@ -177,6 +178,7 @@ class Runner:
                 self._slots.enqueue(command)
                 self._dispatch()
             case ReleaseSlots():
+                self._forget_on_workers(job.job_id)
                 self._slots.release(job.job_id)
                 self._dispatch()
             case Announce():
@@ -191,6 +193,11 @@ class Runner:
         if not self._link.send(command.worker, command):
             lost = WorkerLost(time=self._link.now(), worker=command.worker, reason="it is not connected")
             self._inbox.append((job.job_id, lost))
+
+    def _forget_on_workers(self, job_id: str) -> None:
+        """Every worker: ranks of any generation may have left something there. Whoever is not connected has nothing."""
+        for worker in self._slots.workers:
+            self._link.send(worker, ForgetJob(job_id=job_id, worker=worker))
 
     def _dispatch(self) -> None:
         for job_id, decision in self._slots.dispatch(lambda job_id: self._jobs[job_id].state.spec):

@@ -1,0 +1,147 @@
+"""One rank's slots, in this process: which is written next, writing it in place, reading it.
+
+Two keep the copy before while a newer one is written. A third is made only when one is held, by whoever writes it to
+disk. Needs torch.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+import zlib
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple
+
+import torch
+
+from workbench.training import memory, packing, slot
+from workbench.training.packing import Packed
+from workbench.training.slot import Header, Kind
+
+MOST: Final = 3
+ROOM: Final = 2**16  # bytes by which a text may grow before its slot has to
+
+
+class Who(NamedTuple):
+    """Whose copies these are; `generation` is the job's restart count."""
+
+    generation: int
+    rank: int
+    world_size: int
+
+
+class Slot:
+    """The memory of one slot, this process' view of it; made, or taken over from the generation before."""
+
+    def __init__(self, fd: int) -> None:
+        self.memory = memory.map_bytes(fd)
+        self.bytes = memory.as_view(self.memory)
+        self.header = slot.read(self.bytes)
+        self.holders = 0
+        self._places: list[packing.Place] = []
+        self._views: list[torch.Tensor] = []
+        self._meshes: packing.Meshes = {}
+
+    def fits(self, packed: Packed) -> bool:
+        return slot.align(packed.end) + len(packed.text) <= len(self.bytes)
+
+    def write(self, packed: Packed, kind: Kind, who: Who, step: int, sequence: int) -> None:
+        """Replace what is there. Allocates nothing when the tensors are those of the last time."""
+        self.header = None
+        slot.begin(self.bytes)
+        if packed.places != self._places:
+            self._places = packed.places
+            self._views = [packing.view(self.memory, place) for place in packed.places]
+        if packed.tensors:
+            with torch.no_grad():
+                torch._foreach_copy_(self._views, packed.tensors)
+        at = slot.align(packed.end)
+        self.bytes[at : at + len(packed.text)] = packed.text
+        header = Header(
+            kind=kind,
+            sequence=sequence,
+            generation=who.generation,
+            step=step,
+            rank=who.rank,
+            world_size=who.world_size,
+            text_at=at,
+            text_size=len(packed.text),
+            data_size=packed.end - slot.SIZE,
+            text_crc=zlib.crc32(packed.text),
+            taken_at=time.time(),
+        )
+        header.commit(self.bytes)
+        self.header, self._meshes = header, packed.meshes
+
+    def value(self, meshes: packing.Meshes | None = None) -> Any:
+        """What was written; its tensors are views, valid until the slot is written again."""
+        if self.header is None:
+            raise LookupError("there is no whole copy in this slot")
+        text = self.bytes[self.header.text_at : self.header.text_at + self.header.text_size]
+        return packing.put_together(text, self.memory, self._meshes if meshes is None else meshes)
+
+
+class Slots:
+    """`keep(number, fd)` hands a new slot to whoever outlives this process; it closes nothing."""
+
+    def __init__(self, who: Who, keep: Callable[[int, int], object]) -> None:
+        self._who, self._keep = who, keep
+        self.slots: dict[int, Slot] = {}
+        self._sequence = 0
+
+    def adopt(self, number: int, old: Slot) -> None:
+        """Go on with a slot of this rank's predecessor: what is in it stays until a newer copy is whole."""
+        self.slots[number] = old
+        if old.header is not None:
+            self._sequence = max(self._sequence, old.header.sequence)
+
+    def write(self, step: int, value: Any, kind: Kind, most_bytes: int | None = None) -> Slot | None:
+        """Copy; None when every slot is held or needed, or new memory beyond `most_bytes` would be."""
+        packed = packing.take_apart(value)
+        number = self._choose()
+        if number is None:
+            return None
+        chosen = self.slots.get(number)
+        if chosen is None or not chosen.fits(packed):
+            size = slot.align(packed.end) + len(packed.text) + len(packed.text) // 4 + ROOM
+            if most_bytes is not None and size > most_bytes:
+                raise MemoryError(
+                    f"{size / 2**20:.0f} MiB more are needed and {most_bytes / 2**20:.0f} MiB may be used"
+                )
+            chosen = self._make(number, size)
+        self._sequence += 1
+        chosen.write(packed, kind, self._who, step, self._sequence)
+        return chosen
+
+    def newest(self) -> Slot | None:
+        """The last whole copy."""
+        whole = [one for one in self.slots.values() if one.header is not None]
+        return max(whole, key=_sequence, default=None)
+
+    def find(self, step: int) -> Slot | None:
+        """This generation's copy of that step."""
+        for one in self.slots.values():
+            if one.header is not None and (one.header.generation, one.header.step) == (self._who.generation, step):
+                return one
+        return None
+
+    def _choose(self) -> int | None:
+        """Never the newest copy, never one that is held; the oldest of the others, or a new one."""
+        newest = self.newest()
+        free = {number: one for number, one in self.slots.items() if one is not newest and not one.holders}
+        if free:
+            return min(free, key=lambda number: _sequence(free[number]))
+        return len(self.slots) if len(self.slots) < MOST else None
+
+    def _make(self, number: int, size: int) -> Slot:
+        fd = memory.create(size)
+        try:
+            made = self.slots[number] = Slot(fd)
+            self._keep(number, fd)
+        finally:
+            os.close(fd)
+        return made
+
+
+def _sequence(one: Slot) -> int:
+    return one.header.sequence if one.header is not None else 0
