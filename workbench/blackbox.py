@@ -19,7 +19,7 @@ from typing import Final, NamedTuple, TypeAlias
 Buffer: TypeAlias = bytearray | memoryview | mmap
 
 MAGIC: Final = b"dtrainbb"
-VERSION: Final = 1
+VERSION: Final = 2
 HEADER_SIZE: Final = 512
 CAPACITY: Final = 4096  # steps kept: 4 s of 1 ms steps against a reader that comes ten times a second
 
@@ -64,7 +64,8 @@ _HEAD: Final = struct.Struct("<q")
 _NOW: Final = struct.Struct("<qqd")  # step, activity, since
 _COLLECTIVE: Final = struct.Struct("<q64s")  # sequence number, name
 _PROGRESS: Final = struct.Struct("<qq")  # done, total
-_HEAD_AT, _NOW_AT, _COLLECTIVE_AT, _PROGRESS_AT = 16, 24, 48, 120
+_PATIENCE: Final = struct.Struct("<qd")  # whether the model is being evaluated, s that the next step may take
+_HEAD_AT, _NOW_AT, _COLLECTIVE_AT, _PROGRESS_AT, _PATIENCE_AT, _END = 16, 24, 48, 120, 136, 152
 SIZE: Final = HEADER_SIZE + CAPACITY * STEP.size
 
 
@@ -78,6 +79,8 @@ class Snapshot(NamedTuple):
     collective: str
     collective_seq: int
     progress: tuple[int, int] | None
+    is_evaluating: bool = False
+    expected: float = 0.0  # s that the rank has said its next step may take; 0: nothing
 
 
 def format_box(buffer: Buffer) -> None:
@@ -109,6 +112,10 @@ class Writer:
         """Say how far the run is; `total` 0 means unknown."""
         _PROGRESS.pack_into(self._buffer, _PROGRESS_AT, done, total)
 
+    def patience(self, is_evaluating: int, expected: float) -> None:
+        """Say why the next step may take longer than others."""
+        _PATIENCE.pack_into(self._buffer, _PATIENCE_AT, is_evaluating, expected)
+
     def record(self, *step: float) -> None:
         """Append one step: the fields of `StepRecord`, in order."""
         head = self._head
@@ -136,6 +143,7 @@ def read_header(buffer: Buffer) -> Snapshot:
     step, activity, since = _NOW.unpack_from(buffer, _NOW_AT)
     seq, name = _COLLECTIVE.unpack_from(buffer, _COLLECTIVE_AT)
     done, total = _PROGRESS.unpack_from(buffer, _PROGRESS_AT)
+    is_evaluating, expected = _PATIENCE.unpack_from(buffer, _PATIENCE_AT)
     return Snapshot(
         head=_HEAD.unpack_from(buffer, _HEAD_AT)[0],
         step=step,
@@ -144,7 +152,14 @@ def read_header(buffer: Buffer) -> Snapshot:
         collective=name.rstrip(b"\0").decode(errors="replace"),
         collective_seq=seq,
         progress=(done, total) if total else None,
+        is_evaluating=bool(is_evaluating),
+        expected=expected,
     )
+
+
+def fingerprint(buffer: Buffer) -> bytes:
+    """All that the header says: another one means that the rank has got on."""
+    return bytes(buffer[_HEAD_AT:_END])
 
 
 def read_steps(buffer: Buffer, cursor: int) -> tuple[bytes, int, int]:

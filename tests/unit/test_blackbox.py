@@ -181,12 +181,12 @@ def test_a_rank_that_opens_a_box_again_goes_on_where_it_was(box: bytearray) -> N
 
 
 @pytest.mark.parametrize(
-    ("at", "data"), [(0, b"notabox!"), (8, struct.pack("<I", 2)), (12, struct.pack("<I", RING * 2))]
+    ("at", "data"), [(0, b"notabox!"), (8, struct.pack("<I", 99)), (12, struct.pack("<I", RING * 2))]
 )
 def test_what_is_no_black_box_is_refused(box: bytearray, at: int, data: bytes) -> None:
     box[at : at + len(data)] = data
     for attempt in (Writer, blackbox.check_box):
-        with pytest.raises(ValueError, match="not a black box of version 1"):
+        with pytest.raises(ValueError, match="not a black box of version"):
             attempt(box)
 
 

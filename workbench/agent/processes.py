@@ -21,6 +21,7 @@ from workbench.agent.loop import Loop
 from workbench.agent.transcript import Transcript
 from workbench.agent.usage import count_oom_kills
 from workbench.agent.wire import Channel, Frame, Header, close_all
+from workbench.agent.witness import Witness
 from workbench.agent.words import doing, split_status
 from workbench.blackbox import Snapshot
 from workbench.commands import StartRanks
@@ -62,7 +63,11 @@ class RankProcess:
         self.left: int | None = None  # the exit code with which it left its program, before anybody stopped it
         self.detail = ""  # what is to be told with its exit
         self.cells: set[str] = set()  # those it has not answered
+        self.witness = Witness()
         self.box: mmap.mmap | None = None
+        # Epoch seconds minus the clock of timers, as the rank takes it when it starts: what the box says of time is by
+        # it, and stays right when the system's clock is set.
+        self.offset = loop.wall() - loop.now()
         self._cursor = 0
         self._pidfd = -1
         self._channel: Channel | None = None
@@ -177,6 +182,7 @@ class RankProcess:
         if self._channel is not None:
             self._loop.remove(self._channel.fileno())
             self._channel.close()
+        self.witness.close()
         if self.box is not None:
             self.box.close()
             self.box = None
@@ -194,6 +200,10 @@ class RankProcess:
                     self.left = frame.header["code"]
                 case "fact":
                     self._on_fact(frame.header)
+                case "witness":
+                    self.witness.offered(frame)
+                case "evidence":
+                    self.witness.answered(frame)
                 case _:
                     self.on_frame(frame)
 

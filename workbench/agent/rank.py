@@ -24,6 +24,7 @@ from typing import NamedTuple
 from workbench import blackbox, training
 from workbench.agent import excepthook, fresh
 from workbench.agent.wire import SIZES, Connection, Frame, Header
+from workbench.training import witness
 from workbench.training.control import Control
 
 
@@ -149,6 +150,7 @@ def open_line(connection: Connection, settings: Header) -> Control:
         return frame
 
     control = Control.current = Control(receive, connection.send, settings)
+    witness.install(control)
     control.start()
     return control
 

@@ -35,12 +35,17 @@ def tree_usage(pid: int) -> Usage:
     return Usage(rss, cpu)
 
 
+def process_state(pid: int) -> str:
+    """The process' letter in /proc: R runs, S sleeps, D waits for I/O, T is stopped, Z has ended; empty: gone."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0].decode()
+    except OSError:
+        return ""
+
+
 def is_stopped(pid: int) -> bool:
     """Whether the process stands still by SIGSTOP."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] in (b"T", b"t")
-    except OSError:
-        return False
+    return process_state(pid) in ("T", "t")
 
 
 def count_oom_kills() -> int:

@@ -9,13 +9,15 @@ from typing import Final
 from workbench import blackbox
 from workbench.agent.loop import Loop
 from workbench.agent.processes import RankProcess
-from workbench.agent.usage import Devices, DeviceUsage, Usage, tree_usage
+from workbench.agent.usage import Devices, DeviceUsage, Usage, process_state, tree_usage
 from workbench.blackbox import Activity, Snapshot
 from workbench.telemetry import RankBeat
 
 LOOK_EVERY: Final = 0.1
 BEAT_EVERY: Final = 0.5
 USAGE_EVERY: Final = 1.0
+TICK: Final = 0.3  # s that a look adds at most to a rank's age: a machine that was suspended has not hung
+NOTICED: Final = 0.25  # s of standing still that are told once they are over
 # To begin or to end one of these is told at once; the others come and go many times a second.
 LONG: Final = (Activity.STARTING, Activity.CHECKPOINT, Activity.IDLE, Activity.CELL, Activity.EXITING)
 
@@ -32,6 +34,23 @@ class Pulse:
     usage: Usage = NOTHING
     cpu: float = 0.0
     device: DeviceUsage | None = None
+    seen: bytes = b""  # the box's fingerprint
+    looked_at: float | None = None
+    age: float = 0.0
+    standing: str = ""  # what it was doing when it was last looked at
+    gap: float = 0.0
+    gap_in: str = ""
+
+    def look(self, seen: bytes, snapshot: Snapshot, now: float) -> None:
+        """Note whether the rank has got on."""
+        if self.looked_at is not None:
+            self.age += min(now - self.looked_at, TICK)
+        self.looked_at = now
+        if seen != self.seen:
+            if self.age > max(self.gap, NOTICED):
+                self.gap, self.gap_in = self.age, self.standing
+            self.seen, self.age = seen, 0.0
+        self.standing = "EVALUATION" if snapshot.is_evaluating else snapshot.activity.name
 
 
 class Watch:
@@ -63,6 +82,7 @@ class Watch:
             assert process.box is not None
             process.report_steps()
             pulse, snapshot = self._pulses[process], blackbox.read_header(process.box)
+            pulse.look(blackbox.fingerprint(process.box), snapshot, now)
             has_turned = snapshot.activity is not pulse.activity and {snapshot.activity, pulse.activity} & set(LONG)
             if has_turned or now - pulse.beat_at >= BEAT_EVERY:
                 self._beat(process, pulse, snapshot, now)
@@ -71,16 +91,15 @@ class Watch:
         pulse.beat_at, pulse.activity = now, snapshot.activity
         if now - pulse.usage_at >= USAGE_EVERY:
             self._measure(process, pulse, now)
-        wall = self._loop.wall()
         process.emit(
             RankBeat(
                 job_id=process.plan.command.job_id,
                 restart_count=process.plan.command.restart_count,
                 rank=process.rank,
-                time=wall,
+                time=self._loop.wall(),
                 step=snapshot.step,
                 activity=snapshot.activity.name,
-                since=max(0.0, wall - snapshot.since) if snapshot.since else 0.0,
+                since=max(0.0, process.offset + now - snapshot.since) if snapshot.since else 0.0,
                 collective=snapshot.collective,
                 collective_seq=snapshot.collective_seq,
                 rss=pulse.usage.rss,
@@ -88,8 +107,19 @@ class Watch:
                 gpu=pulse.device.busy if pulse.device else None,
                 gpu_memory=pulse.device.memory if pulse.device else None,
                 progress=snapshot.progress,
+                age=pulse.age,
+                gap=pulse.gap,
+                gap_in=pulse.gap_in,
+                is_evaluating=snapshot.is_evaluating,
+                expected=snapshot.expected,
+                state=process_state(process.pid) if pulse.age > NOTICED else "",
             )
         )
+        pulse.gap, pulse.gap_in = 0.0, ""
+
+    def pulse(self, process: RankProcess) -> Pulse:
+        """What is known of this rank now."""
+        return self._pulses.get(process) or Pulse()
 
     def _measure(self, process: RankProcess, pulse: Pulse, now: float) -> None:
         usage = tree_usage(process.pid)

@@ -33,6 +33,7 @@ class Control:
         self._receive, self.send, self.settings = receive, send, settings
         self._handlers: dict[str, Handler] = {}
         self._early: list[Frame] = []  # frames that nobody has asked for yet
+        self._opening: list[Callable[[], object]] = []
         self._closing: list[Callable[[], object]] = []
         self._is_closed = False
         self._lock = threading.Lock()
@@ -49,6 +50,10 @@ class Control:
             self._early = [frame for frame in self._early if frame[0]["op"] != op]
         for frame in early:
             handler(*frame)
+
+    def on_open(self, call: Callable[[], object]) -> None:
+        """Before `start`: have this called first, in the thread that listens."""
+        self._opening.append(call)
 
     def on_close(self, call: Callable[[], object]) -> None:
         """Have this called once the agent has hung up."""
@@ -68,6 +73,8 @@ class Control:
 
     def _listen(self) -> None:
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # they are for the main thread
+        for call in self._opening:
+            guarded(call, "a word of welcome")
         while True:
             try:
                 frame = self._receive()
@@ -86,10 +93,15 @@ class Control:
             if handler is None:
                 self._early.append(frame)
                 return
-        try:
-            handler(*frame)
-        except Exception as error:  # the line must stay open whatever one question leads to
-            os.write(2, f"dtrain: {frame[0]['op']} failed: {type(error).__name__}: {error}\n".encode())
+        guarded(lambda: handler(*frame), frame[0]["op"])
+
+
+def guarded(call: Callable[[], object], what: str) -> None:
+    """The line must stay open whatever one question leads to."""
+    try:
+        call()
+    except Exception as error:
+        os.write(2, f"dtrain: {what} failed: {type(error).__name__}: {error}\n".encode())
 
 
 def settings() -> Mapping[str, Any]:

@@ -20,6 +20,7 @@ The rules of counting:
   these.
 - **Collectives** are numbered over the default group only; point-to-point calls and those of subgroups have a name but
   no number of their own, since ranks differ in them.
+- **Evaluation** is from the outermost `Module.eval()` to `train()` or the next step: only patience depends on it.
 - One thread is watched: the one that installed, until another one takes a step.
 
 Watching never stops training: a probe that fails switches all of them off and says so once.
@@ -102,6 +103,8 @@ class Observer:
         self.others: dict[int, int] = {}  # steps of other optimizers since the clock's last, by id
         self._paused = 0.0
         self.said: dict[str, float] = {}  # reported for the step being taken
+        self.is_unusual = False  # the step being taken may take longer than others, and the box says why
+        self._evaluating, self._expected = 0, 0.0
 
     # --- phases: `enter` gives what `leave` wants back ---
 
@@ -174,6 +177,8 @@ class Observer:
         """Record the step that ends now."""
         if self.others:
             self.others.clear()
+        if self.is_unusual:
+            self.allow(evaluating=0, expected=0.0)
         step = self.step = self.step + 1
         samples, tokens, loss = self.samples, 0.0, NO_LOSS
         self.last_said = NOTHING_SAID
@@ -222,6 +227,13 @@ class Observer:
 
     def progress(self, done: int, total: int) -> None:
         self.box.progress(done, total)
+
+    def allow(self, *, evaluating: int | None = None, expected: float | None = None) -> None:
+        """Say, until the next step ends, that the model is evaluated, or how many seconds that step may take."""
+        self._evaluating = self._evaluating if evaluating is None else evaluating
+        self._expected = self._expected if expected is None else expected
+        self.is_unusual = bool(self._evaluating or self._expected)
+        self.box.patience(self._evaluating, self._expected)
 
     # --- the main loop of an interactive rank ---
 

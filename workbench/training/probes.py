@@ -31,7 +31,8 @@ def install(observer: Observer) -> None:
         for method in vars(owner).values():
             if isinstance(method, FunctionType):
                 skip_frame(method, recursive=True)
-    for watch in (_watch_optimizers, _watch_loaders, _watch_backward, _watch_models, _watch_save, watch_communication):
+    watches = (_watch_optimizers, _watch_loaders, _watch_backward, _watch_models, _watch_modes, _watch_save)
+    for watch in (*watches, watch_communication):
         watch(observer)
 
 
@@ -226,6 +227,28 @@ def _watch_models(observer: Observer) -> None:
         return forward
 
     observer.patches.wrap((DistributedDataParallel,), "forward", make)
+
+
+def _watch_modes(observer: Observer) -> None:
+    """`Module.train` calls itself for every submodule: the outermost call says what the program is about to do."""
+    is_inside = False
+
+    def make(plain: Function) -> Function:
+        def train(self: Any, mode: bool = True) -> Any:
+            nonlocal is_inside
+            if tracing() or is_inside or observer.thread != get_ident():
+                return plain(self, mode)
+            is_inside = True
+            try:
+                return plain(self, mode)
+            finally:
+                is_inside = False
+                if not mode or observer.is_unusual:
+                    observer.allow(evaluating=int(not mode))
+
+        return train
+
+    observer.patches.wrap((torch.nn.Module,), "train", make)
 
 
 def _watch_save(observer: Observer) -> None:

@@ -13,6 +13,23 @@ if TYPE_CHECKING:
 READ_EVERY: Final = 0.5  # s between two readings of a loss that lies on a device
 
 
+class Expectation:
+    """What `Run.expect` gives: leaving its block ends it early."""
+
+    def __init__(self, observer: Observer | None) -> None:
+        self._observer = observer
+
+    def begin(self, seconds: float) -> None:
+        if self._observer is not None:
+            self._observer.allow(expected=seconds)
+
+    def __enter__(self) -> Expectation:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.begin(0.0)
+
+
 class Run:
     """The run of this process: `Run.current()`. Results are the same with it or without, in a job or outside."""
 
@@ -82,6 +99,17 @@ class Run:
         """Say how far the run is, in any unit; `total` 0 means unknown."""
         if self._observer is not None:
             self._observer.progress(done, total)
+
+    def expect(self, seconds: float) -> Expectation:
+        """Say that the next step may take `seconds`, so that the job is not held for hung meanwhile.
+
+        Holds until that step has ended; as `with run.expect(60): ...` until the block has.
+        """
+        if not 0 < seconds < float("inf"):
+            raise ValueError(f"expect({seconds!r}): give seconds above 0")
+        expectation = Expectation(self._observer)
+        expectation.begin(float(seconds))
+        return expectation
 
     def _read(self, loss: Any) -> float | None:
         device = getattr(loss, "device", None)
