@@ -99,14 +99,26 @@ def test_a_killed_scheduler_takes_the_ranks_along_and_the_record_tells(session: 
         assert again.launch(source="print(1)", nproc_per_node=2).wait(30) is JobPhase.SUCCEEDED
 
 
-def test_a_killed_worker_is_named_and_leaves_no_rank(session: Session) -> None:
+def test_a_killed_worker_is_named_leaves_no_rank_and_is_replaced(session: Session) -> None:
     job, pids = _launch(session)
-    os.kill(read_marks(pool_dir("default"))["worker"].pid, signal.SIGKILL)
+    worker = read_marks(pool_dir("default"))["worker"].pid
+    os.kill(worker, signal.SIGKILL)
     _until(lambda: _all_gone(pids), "end of the ranks", 3.0)
     error = job.exception(10)
     assert error is not None
     assert "was lost with its worker" in str(error)
-    assert session.pool_status().slots == 0
+    _until(lambda: session.pool_status().slots == 2, "another worker")
+    assert read_marks(pool_dir("default"))["worker"].pid != worker
+
+
+def test_a_job_goes_on_after_the_loss_of_its_worker(session: Session) -> None:
+    job = session.launch(source=TRAIN, nproc_per_node=2, max_restarts=1)
+    _until(lambda: job.view().step > 5, "steps")
+    os.kill(read_marks(pool_dir("default"))["worker"].pid, signal.SIGKILL)
+    _until(lambda: job.state.restart_count == 1 and job.phase is JobPhase.HEALTHY, "the restart")
+    assert "was lost with its worker" in str(job.state.failure)
+    job.cancel(force=True)
+    assert job.wait(10) is JobPhase.STOPPED
 
 
 def test_a_killed_zygote_is_replaced(session: Session) -> None:

@@ -87,6 +87,21 @@ class Agent:
         """Have a command carried out; its results come through `emit`. Returns at once; thread-safe."""
         self._loop.post(lambda: self._carry_out(command))
 
+    def call_every(self, seconds: float, call: Callable[[], object]) -> None:
+        """Have the agent's thread call this again and again while it lives; thread-safe."""
+
+        def again() -> None:
+            self._loop.call_at(self._loop.now() + seconds, again)
+            call()
+
+        self._loop.post(again)
+
+    def end_ranks(self, reason: str) -> None:
+        """Kill every rank, for a reason that is told with its end. In the agent's thread."""
+        for process in self._jobs.ranks.values():
+            process.detail = reason
+        self._jobs.kill_all()
+
     def read_log(
         self, job_id: str, rank: int, *, tail: int | None, grep: str | None, since: int = 0, limit: int = 2**20
     ) -> LogPage:

@@ -126,11 +126,9 @@ def start_pool(name: str, slots: int, service: str, preload: Sequence[str] = ())
             return found, False
         sweep(directory)
         make_certificates(directory)
-        base = [sys.executable, "-m", "workbench.pool.process"]
-        where = ["--pool", name, "--dir", str(directory)]
-        scheduler = spawn([*base, "scheduler", *where, "--service", service], directory / "scheduler.log")
-        options = ["--slots", str(slots), "--preload", ",".join(preload)]
-        worker = spawn([*base, "worker", *where, *options], directory / "worker.log")
+        like = directory, name, slots, ",".join(preload)
+        scheduler = spawn([*command("scheduler", *like), "--service", service], directory / "scheduler.log")
+        worker = spawn(command("worker", *like), directory / "worker.log")
         write_mark(directory, "worker", pid=worker.pid)
         try:
             return _await_scheduler(directory, scheduler, worker), True
@@ -140,6 +138,12 @@ def start_pool(name: str, slots: int, service: str, preload: Sequence[str] = ())
         finally:
             for process in (scheduler, worker):
                 disown(process)
+
+
+def command(role: str, directory: Path, name: str, slots: int, preload: str) -> list[str]:
+    """How a process of a pool is started; the scheduler has to know the worker's options to start another one."""
+    where = ["--pool", name, "--dir", str(directory), "--slots", str(slots), "--preload", preload]
+    return [sys.executable, "-m", "workbench.pool.process", role, *where]
 
 
 def _await_scheduler(directory: Path, *processes: subprocess.Popen[bytes]) -> Mark:

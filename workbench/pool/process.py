@@ -18,15 +18,17 @@ from typing import Any, Final
 
 import dask
 from distributed import Scheduler, Worker
+from distributed.core import Status
 from distributed.security import Security
 
 from workbench.errors import PoolUnavailableError
-from workbench.pool.local import START_TIMEOUT, running, write_mark
+from workbench.pool.local import START_TIMEOUT, command, running, spawn, write_mark
 from workbench.pool.scheduler import RunnerPlugin, SchedulerLink, Service
 from workbench.pool.worker import AgentPlugin
 from workbench.store.home import jobs_dir
 
 LOOPBACK: Final = "127.0.0.1"
+AGAIN_AFTER: Final = 0.1  # s between a worker's death and the next one's start
 # Dask's own pages would be open to every user of the machine; ours are served elsewhere, behind a login.
 CONFIG: Final = {
     "distributed.scheduler.http.routes": [],
@@ -65,7 +67,42 @@ async def run_scheduler(options: argparse.Namespace) -> None:
         await scheduler.register_scheduler_plugin(RunnerPlugin(service), idempotent=True)
         write_mark(directory, "scheduler", scheduler.address)
         _close_on_sigterm(scheduler)
+        keeper = asyncio.create_task(_keep_worker(scheduler, directory, options))
         await scheduler.finished()
+        keeper.cancel()
+
+
+async def _keep_worker(scheduler: Scheduler, directory: Path, options: argparse.Namespace) -> None:
+    """Whoever started the pool started its worker; from then on one that dies is replaced."""
+    argv = command("worker", directory, options.pool, options.slots, options.preload)
+    while True:
+        if mark := running(directory, "worker"):
+            await _gone(mark.pid)
+        await asyncio.sleep(AGAIN_AFTER)  # one that cannot live must not take the machine
+        if scheduler.status is not Status.running:
+            return
+        if not running(directory, "worker"):
+            logging.warning("the worker is gone: another one is started")
+            worker = spawn(argv, directory / "worker.log")
+            write_mark(directory, "worker", pid=worker.pid)
+            await _gone(worker.pid)
+            worker.poll()
+
+
+async def _gone(pid: int) -> None:
+    """Return once the process has ended; it need not be a child."""
+    loop = asyncio.get_running_loop()
+    gone = asyncio.Event()
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    try:
+        loop.add_reader(descriptor, gone.set)
+        await gone.wait()
+    finally:
+        loop.remove_reader(descriptor)
+        os.close(descriptor)
 
 
 async def run_worker(options: argparse.Namespace) -> None:

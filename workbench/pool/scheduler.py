@@ -12,10 +12,12 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol
 
 from distributed import Scheduler
+from distributed.comm import get_address_host
 from distributed.diagnostics.plugin import SchedulerPlugin
 
 from workbench.commands import AgentCommand
 from workbench.errors import PoolError
+from workbench.pool.lease import LOOK_EVERY, LOST_AFTER, Silence
 from workbench.pool.messages import Hello, Message, decode, decode_batch, encode, to_fault
 
 PLUGIN: Final = "dtrain-runner"
@@ -93,16 +95,36 @@ class RunnerPlugin(SchedulerPlugin):  # type: ignore[misc]
 
     async def start(self, scheduler: Scheduler) -> None:
         self._service = self._make_service(SchedulerLink(scheduler))
+        self._scheduler = scheduler
+        self._silence = Silence[str](time.monotonic())
+        self._watch = asyncio.ensure_future(self._watch_hosts())
         scheduler.stream_handlers["dtrain-report"] = self._on_report
         scheduler.stream_handlers["dtrain-hello"] = self._on_hello
         scheduler.handlers["dtrain"] = self._on_request
 
     def remove_worker(self, scheduler: Scheduler, worker: str, **_: Any) -> None:
+        self._lose(worker, "its connection closed")
+
+    def _lose(self, worker: str, reason: str) -> None:
+        self._silence.forget(worker)
         if worker in self._known and self._service is not None:
             self._known.discard(worker)
-            self._service.worker_lost(worker, "its connection closed")
+            self._service.worker_lost(worker, reason)
+
+    async def _watch_hosts(self) -> None:
+        """Be heard by the workers of other hosts, and give up those that are not."""
+        here = get_address_host(self._scheduler.address)
+        while True:
+            await asyncio.sleep(LOOK_EVERY)
+            for worker in tuple(self._known):
+                stream = self._scheduler.stream_comms.get(worker)
+                if get_address_host(worker) != here and stream is not None and not stream.closed():
+                    stream.send({"op": "dtrain-alive"})
+            for worker in self._silence.look(time.monotonic(), LOST_AFTER):
+                self._lose(worker, f"its host is cut off: nothing heard of it for {LOST_AFTER:g} s")
 
     async def close(self) -> None:
+        self._watch.cancel()
         if self._service is not None:
             self._service.close()
             self._service = None
@@ -111,6 +133,8 @@ class RunnerPlugin(SchedulerPlugin):  # type: ignore[misc]
         hello = decode(data, Hello)
         if self._service is not None:
             self._known.add(worker)
+            if get_address_host(worker) != get_address_host(self._scheduler.address):
+                self._silence.heard(worker)
             self._service.worker_joined(worker, hello)
 
     def _on_report(self, worker: str, data: bytes) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+import time
 from collections import deque
 from pathlib import Path
 from typing import Final
@@ -18,6 +19,7 @@ from distributed.diagnostics.plugin import WorkerPlugin
 
 from workbench.agent.agent import Agent
 from workbench.events import EVENT_TYPES, Event
+from workbench.pool.lease import LEASE, LOOK_EVERY, Silence
 from workbench.pool.messages import PROTOCOL, Hello, Message, decode, decode_command, encode
 from workbench.requests import ReadLog
 from workbench.telemetry import Report
@@ -52,8 +54,11 @@ class AgentPlugin(WorkerPlugin):  # type: ignore[misc]
             accelerator="GPU" if gpus else "CPU",
         )
         worker.stream_handlers["dtrain-command"] = self._on_command
+        worker.stream_handlers["dtrain-alive"] = self._on_alive
         worker.handlers["dtrain_agent"] = self._on_request
+        self._silence = Silence[str](time.monotonic())
         self._agent.start()
+        self._agent.call_every(LOOK_EVERY, self._look_at_lease)
         self._tasks = [asyncio.create_task(self._say_hello())]
 
     def _make_agent(self, address: str, gpus: tuple[str, ...]) -> Agent:
@@ -77,6 +82,16 @@ class AgentPlugin(WorkerPlugin):  # type: ignore[misc]
             self._post("dtrain-hello", encode(self._hello))
             await asyncio.sleep(delay)
             delay = min(delay * 2, HELLO_EVERY)
+
+    def _on_alive(self) -> None:
+        """The scheduler, of another host, can be reached; from the first such word on that is expected."""
+        self._silence.heard("scheduler")
+
+    def _look_at_lease(self) -> None:
+        """In the agent's thread, which goes on while a task holds up the worker's loop."""
+        if self._silence.look(time.monotonic(), LEASE):
+            self._silence.forget("scheduler")
+            self._agent.end_ranks(f"its host was cut off from the scheduler for {LEASE:g} s")
 
     def _post(self, op: str, data: bytes) -> None:
         stream = self._worker.batched_stream
