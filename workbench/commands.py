@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Final
-
 import msgspec
 
 from workbench.events import FailureDetected, RecoveryFinished, RecoveryStarted
@@ -123,15 +121,16 @@ class InterruptRanks(_Command, frozen=True, kw_only=True):
     ranks: tuple[int, ...]
 
 
-FAULTS: Final = ("kill", "stop", "continue")  # what `InjectFault` knows; the agent has the signals
-
-
 class InjectFault(_Command, frozen=True, kw_only=True):
-    """Do this fault to the rank, on purpose: `kill` (SIGKILL), `stop` (SIGSTOP), `continue` (SIGCONT)."""
+    """Do this fault of `workbench.faults` to the rank, on purpose; `FaultHappened` comes back when it is done.
+
+    `path`: the job's newest checkpoint, for those that are done to one.
+    """
 
     worker: str
     rank: int
     fault: str
+    path: str = ""
 
 
 Command = (

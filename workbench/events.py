@@ -116,6 +116,17 @@ class FaultInjected(_Event, frozen=True, kw_only=True):
     rank: int
 
 
+class FaultHappened(_Event, frozen=True, kw_only=True):
+    """It was done, at `time`; or `problem` says why it could not be. `detail`: to what: "DataLoader worker 1"."""
+
+    restart_count: int
+    fault: str
+    rank: int
+    step: int | None = None  # the last one that the rank had finished
+    detail: str = ""
+    problem: str = ""
+
+
 class ResumeRequested(_Event, frozen=True, kw_only=True):
     """Somebody wants an ended job to go on, from checkpoint `path` (empty: the newest that is whole).
 
@@ -264,6 +275,7 @@ Event = (
     | PoolLost
     | CancelRequested
     | FaultInjected
+    | FaultHappened
     | ResumeRequested
     | ResizeRequested
     | SlotsReturned

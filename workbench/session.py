@@ -310,7 +310,10 @@ class Job:
         return self.session.ask("resize", rq.Resize(job_id=self.job_id, ranks=ranks, by=by), JobPhase)
 
     def inject(self, fault: str, rank: int) -> None:
-        """Do a fault to a rank, on purpose: kill, stop, continue."""
+        """Do one of `workbench.faults.FAULTS` to a rank, on purpose: at once, or at what it does next.
+
+        Raises `UsageError` when it is known soon that it cannot be done.
+        """
         self.session.ask("inject", rq.Inject(job_id=self.job_id, fault=fault, rank=rank), type(None))
 
     def stacks(self) -> dict[int, str]:

@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 ROWS: dict[str, tuple[int, frozenset[str]]] = {
     name: (row, frozenset(allowed.split()))
     for row, names, allowed in [
-        (0, "errors spec state events commands telemetry evidence feed requests", "msgspec"),
+        (0, "errors faults spec state events commands telemetry evidence feed requests", "msgspec"),
         (0, "blackbox", ""),
         (1, "policy views", "msgspec"),
         (2, "controller", "msgspec"),

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from workbench.faults import FAULTS
 from workbench.verbs.complete import complete, complete_verb
 from workbench.verbs.table import CELL, VERBS, verb_names
 
@@ -30,8 +31,8 @@ def offered(line: str) -> list[str]:
         ("status tr", ["train-1f2e"]),
         ("status ", ["train-1f2e", "tune-0001"]),
         ("logs -r 1 tu", ["tune-0001"]),
-        ("inject ", ["kill", "stop", "continue"]),
-        ("inject k", ["kill"]),
+        ("inject ", list(FAULTS)),
+        ("inject ex", ["exception", "exit"]),
         ("inject kill tr", ["train-1f2e"]),
         ("jobs --phase fa", ["FAILED"]),
         ("jobs --phase=fa", ["--phase=FAILED"]),

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from workbench.agent.cells import Cells
+from workbench.agent.faults import inject
 from workbench.agent.jobs import Jobs
 from workbench.agent.launch import Host
 from workbench.agent.logs import LogPage, read_page
@@ -156,7 +157,7 @@ class Agent:
             case StopRanks():
                 self._jobs.stop_ranks(command)
             case InjectFault():
-                self._jobs.inject(command)
+                inject(self._jobs, command)
             case RequestCheckpoint():
                 self._jobs.request_checkpoint(command)
             case ForgetJob():

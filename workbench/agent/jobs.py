@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import signal
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -16,18 +15,18 @@ from workbench.agent.keeper import Keeper, Recipe
 from workbench.agent.launch import Host, describe, find_fault, rank_environ
 from workbench.agent.logfile import LogFile
 from workbench.agent.loop import Loop
+from workbench.agent.memory import Ledger
 from workbench.agent.processes import RankPlan, RankProcess
 from workbench.agent.snapshots import Kept
 from workbench.agent.stores import StoreProcess, listen
 from workbench.agent.zygotes import Zygotes
-from workbench.commands import ForgetJob, InjectFault, RequestCheckpoint, StartRanks, StartStore, StopRanks
+from workbench.commands import ForgetJob, RequestCheckpoint, StartRanks, StartStore, StopRanks
 from workbench.events import Event, LaunchFailed, StoreStarted
 from workbench.spec import EntrypointKind
 from workbench.state import Placement
 from workbench.telemetry import Report
 
 RETRY: Final = 0.01  # s between two looks whether an earlier store of ours has left its port
-FAULTS: Final = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "continue": signal.SIGCONT}
 Generation = tuple[str, int]
 
 
@@ -48,6 +47,7 @@ class Jobs:
         self.ranks: dict[tuple[str, int], RankProcess] = {}
         self._stores: dict[Generation, StoreProcess] = {}
         self._dying: set[StoreProcess] = set()  # killed, and not yet gone: each still has its port
+        self._ledger = Ledger()
         self._keepers: dict[RankProcess | StoreProcess, Keeper] = {}
         self.on_rank: Callable[[], None] = lambda: None  # there is one more
         self.kept = Kept()
@@ -123,7 +123,7 @@ class Jobs:
         plan = RankPlan(command, placement, cold, launch, str(log_path))
         keeper = self._zygotes.get(Recipe(self._host.python, is_bare=True) if cold else recipe)
         log = LogFile(log_path, command.spec.log_limit)
-        process = RankProcess(plan, log, self._loop, partial(self.emit, command.job_id))
+        process = RankProcess(plan, log, self._loop, partial(self.emit, command.job_id), self._ledger)
         process.on_gone = partial(self._on_gone, process)
         process.on_frame = partial(self.kept.on_frame, process)
         self.ranks[command.job_id, placement.rank] = process
@@ -172,12 +172,15 @@ class Jobs:
         """Let go of what was held for the job from one generation to the next."""
         self.kept.forget(command.job_id)
 
-    def inject(self, command: InjectFault) -> None:
-        """Do the fault; an unknown one, or rank, is left alone: the runner has checked both."""
-        process = self.ranks.get((command.job_id, command.rank))
-        if process is not None and command.fault in FAULTS:
-            process.detail = "on purpose" if command.fault == "kill" else process.detail
-            process.send_signal(FAULTS[command.fault])
+    def zygote_of(self, process: RankProcess) -> int:
+        return self._keepers[process].pid
+
+    def wall(self) -> float:
+        """Seconds since the epoch, as events have them."""
+        return self._loop.wall()
+
+    def call_later(self, delay: float, call: Callable[[], None]) -> None:
+        self._loop.call_at(self._loop.now() + delay, call)
 
     def kill_all(self) -> None:
         for process in tuple(self.ranks.values()):

@@ -18,8 +18,8 @@ from workbench import blackbox
 from workbench.agent.launch import memory_file
 from workbench.agent.logfile import LogFile
 from workbench.agent.loop import Loop
+from workbench.agent.memory import Group, Ledger
 from workbench.agent.transcript import Transcript
-from workbench.agent.usage import count_oom_kills
 from workbench.agent.wire import Channel, Frame, Header, close_all
 from workbench.agent.witness import Witness
 from workbench.agent.words import doing, split_status
@@ -30,7 +30,9 @@ from workbench.state import Placement
 from workbench.telemetry import CellFinished, Report, StepsTaken
 
 Emit: TypeAlias = Callable[[Event | Report], None]
-FACTS: Final = ("CheckpointSaved", "CheckpointFailed", "CheckpointRefused", "RunResumed", "NonFiniteFound")
+FACTS: Final = (
+    "CheckpointSaved", "CheckpointFailed", "CheckpointRefused", "RunResumed", "NonFiniteFound", "FaultHappened",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -50,8 +52,8 @@ class RankProcess:
     `on_gone` is called once, after the last of these.
     """
 
-    def __init__(self, plan: RankPlan, log: LogFile, loop: Loop, emit: Emit) -> None:
-        self.plan, self._loop, self.emit = plan, loop, emit
+    def __init__(self, plan: RankPlan, log: LogFile, loop: Loop, emit: Emit, ledger: Ledger) -> None:
+        self.plan, self._loop, self.emit, self._ledger = plan, loop, emit, ledger
         self.on_gone: Callable[[], None] = lambda: None
         self.on_frame: Callable[[Frame], object] = lambda frame: close_all(frame.fds)  # what is not for this class
         self.rank, self.job_id = plan.placement.rank, plan.command.job_id
@@ -71,7 +73,8 @@ class RankProcess:
         self._cursor = 0
         self._pidfd = -1
         self._channel: Channel | None = None
-        self._oom_kills = 0
+        self.own_group: Group | None = None  # a memory cgroup that was made for it
+        self._kills_before = 0
 
     # --- what its zygote says of it ---
 
@@ -83,7 +86,7 @@ class RankProcess:
         blackbox.format_box(self.box)
         ours, theirs = socket.socketpair()
         self._channel = Channel(ours)
-        self._oom_kills = count_oom_kills()
+        self._kills_before = self._ledger.count()
         return {"op": "exec" if self.plan.cold else "fork"}, (launch, box, theirs.detach(), *self.transcript.open())
 
     def forked(self, pid: int, pidfd: int, time: float) -> None:
@@ -168,13 +171,15 @@ class RankProcess:
 
     def _memory_detail(self, peak: int) -> str:
         """SIGKILL that nobody here sent: the kernel's, if it has killed something for want of memory meanwhile."""
-        if count_oom_kills() <= self._oom_kills:
+        if not self._ledger.explains(self.pid, self._kills_before, self.own_group):
             return ""
         return f"out of memory (the kernel ended it; it had used up to {peak / 2**30:.1f} GiB)"
 
     def _close(self) -> None:
         self.is_gone = True
         self.transcript.close()
+        if self.own_group is not None:
+            self.own_group.remove()
         if self._pidfd >= 0:
             self._loop.remove(self._pidfd)
             os.close(self._pidfd)
@@ -212,8 +217,10 @@ class RankProcess:
         if header["event"] not in FACTS:
             return
         fields = {"time": self._loop.wall(), "restart_count": self.restart_count, **header["fields"]}
-        if header["event"] == "NonFiniteFound":
+        if header["event"] in ("NonFiniteFound", "FaultHappened"):
             fields["rank"] = self.rank
+        if header["event"] == "FaultHappened":
+            fields["step"] = self.last_step
         self.emit(msgspec.convert({**fields, "event": header["event"]}, Event))
 
     def _on_raised(self, header: Header) -> None:
@@ -261,6 +268,11 @@ class RankProcess:
         self._loop.send(self._channel, header, payload, fds)
 
     # --- its black box ---
+
+    @property
+    def last_step(self) -> int | None:
+        """The last step that it has finished; None before the first."""
+        return _step(self._snapshot())
 
     def _snapshot(self) -> Snapshot | None:
         return blackbox.read_header(self.box) if self.box is not None else None

@@ -164,8 +164,10 @@ def exit_code(leaving: SystemExit) -> int:
 
 def watch(box: blackbox.Writer) -> None:
     """Have the rank's steps and phases go into its black box, and its groups end without a deadlock."""
-    from workbench.training import guard, observe
+    from workbench.training import faults, guard, observe
 
+    if Control.current is not None:
+        faults.install(Control.current)
     guard.install()
     observe.install(box, offset=time.time() - time.monotonic())
 

@@ -48,18 +48,6 @@ def is_stopped(pid: int) -> bool:
     return process_state(pid) in ("T", "t")
 
 
-def count_oom_kills() -> int:
-    """How often the kernel has killed a process of this machine, or of this container, for want of memory."""
-    count = 0
-    for path in (Path("/proc/vmstat"), Path("/sys/fs/cgroup/memory.events")):
-        try:
-            lines = path.read_text().splitlines()
-        except OSError:
-            continue
-        count += sum(int(line.split()[1]) for line in lines if line.startswith("oom_kill "))
-    return count
-
-
 class DeviceUsage(NamedTuple):
     """A device: percent of the last moment in which it was busy, and bytes of its memory in use by anybody."""
 

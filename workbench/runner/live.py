@@ -12,9 +12,9 @@ from typing import Final, Generic, TypeVar
 
 from workbench.commands import Command
 from workbench.controller import transition
-from workbench.events import Event, PhaseChanged
+from workbench.events import CheckpointSaved, Event, PhaseChanged
 from workbench.feed import Bucket, Cursor, JobSummary, Total, Update
-from workbench.state import JobState
+from workbench.state import CheckpointTier, JobState
 from workbench.store.jobfile import JobFile
 from workbench.telemetry import CellFinished, OutputWritten, RankBeat, Report, StepsTaken
 from workbench.views.buckets import throughput
@@ -98,6 +98,20 @@ class LiveJob:
         self.file.append(event)
         self._events.append(event)
         self.wake()
+
+    @property
+    def event_count(self) -> int:
+        return len(self._events)
+
+    def events_since(self, number: int) -> list[Event]:
+        """Those after the first `number`."""
+        return self._events[number:]
+
+    def newest_checkpoint(self) -> str:
+        """Where the newest one on disk lies, or in memory where there is none on disk; empty: nowhere."""
+        saved = [event.checkpoint for event in self._events if isinstance(event, CheckpointSaved)]
+        on_disk = [checkpoint for checkpoint in saved if checkpoint.tier is CheckpointTier.DISK]
+        return max(on_disk or saved, key=lambda checkpoint: checkpoint.step).path if saved else ""
 
     def report(self, report: Report) -> None:
         """Take in telemetry of the current generation; an older one's tells nothing of now."""

@@ -19,7 +19,6 @@ import msgspec
 import workbench.requests as rq
 from workbench import __version__
 from workbench.commands import (
-    FAULTS,
     Announce,
     Command,
     ExecuteCell,
@@ -36,6 +35,7 @@ from workbench.errors import InvalidTransitionError, NotEnoughSlotsError, PoolEr
 from workbench.events import (
     CancelRequested,
     Event,
+    FaultHappened,
     FaultInjected,
     LaunchRefused,
     LaunchRequested,
@@ -48,6 +48,7 @@ from workbench.events import (
     Ticked,
     WorkerLost,
 )
+from workbench.faults import FAULTS, ON_CHECKPOINT
 from workbench.feed import Bucket, CellStarted, JobSummary, PoolStatus, Update
 from workbench.policy.placement import Granted, Refused, Waiting, place
 from workbench.policy.recovery import least_ranks
@@ -63,6 +64,7 @@ from workbench.store.jobfile import JobFile
 
 KEEP: Final = 64  # ended jobs whose output and answers stay in memory
 FLUSH_EVERY: Final = 1.0
+ANSWER: Final = 0.5  # s that an injected fault's asker waits to hear that it cannot be done
 logger = logging.getLogger(__name__)
 
 
@@ -457,14 +459,35 @@ class Runner:
         for where in self._by_worker(job, request.ranks):
             self._link.send(where["worker"], InterruptRanks(**where))
 
-    def _inject(self, request: rq.Inject) -> None:
+    async def _inject(self, request: rq.Inject) -> None:
+        """Have it done. Raises `UsageError` when it is told soon that it cannot be."""
         job = self._running(request.job_id)
         if request.fault not in FAULTS:
             raise UsageError(f"there is no fault {request.fault!r}", hint=f"faults: {', '.join(FAULTS)}")
         (where,) = self._by_worker(job, (request.rank,))
+        path = job.newest_checkpoint() if request.fault in ON_CHECKPOINT else ""
+        known = job.event_count
         self._feed(job.job_id, FaultInjected(time=self._link.now(), fault=request.fault, rank=request.rank))
-        fault = InjectFault(job_id=job.job_id, worker=where["worker"], rank=request.rank, fault=request.fault)
+        fault = InjectFault(
+            job_id=job.job_id, worker=where["worker"], rank=request.rank, fault=request.fault, path=path
+        )
         self._link.send(where["worker"], fault)
+        told = await self._happened(job, request, known)
+        if told is not None and told.problem:
+            raise UsageError(f"{request.fault} cannot be done to rank {request.rank}: {told.problem}")
+
+    async def _happened(self, job: LiveJob, request: rq.Inject, since: int) -> FaultHappened | None:
+        """What was told of the fault; None when nothing is within `ANSWER` s: it waits for its moment."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + ANSWER
+        while True:
+            for event in job.events_since(since):
+                if isinstance(event, FaultHappened) and (event.fault, event.rank) == (request.fault, request.rank):
+                    return event
+            since, left = job.event_count, deadline - loop.time()
+            if left <= 0 or job.state.phase.is_terminal:
+                return None
+            await job.changed(left)
 
     def _on_ranks(
         self, job_id: str, ranks: tuple[int, ...] | None, make: Callable[[dict[str, Any], str], Any]

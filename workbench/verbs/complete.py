@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from workbench.commands import FAULTS
+from workbench.faults import FAULTS
 from workbench.state import JobPhase
 from workbench.verbs.declare import Option, Verb
 from workbench.verbs.parse import find_option

@@ -76,6 +76,7 @@ class Verb:
     options: tuple[Option, ...] = ()
     examples: tuple[str, ...] = ()
     notes: str = ""
+    listed: tuple[tuple[str, str], ...] = ()  # the choices of an operand, each with a line of help
     takes_program: bool = False
     aliases: tuple[str, ...] = ()
 

@@ -35,6 +35,8 @@ def verb_help(verb: Verb, prefix: str) -> str:
         parts += ["", _filled(verb.notes)]
     if verb.operands:
         parts += ["", *_rows((operand.value, operand.help) for operand in verb.operands)]
+    if verb.listed:
+        parts += ["", *_rows(verb.listed, column=18)]
     if verb.options:
         parts += ["", "options:", *_rows((_flags(option), _option_help(option)) for option in verb.options)]
     if verb.takes_program:

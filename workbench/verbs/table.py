@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from workbench.commands import FAULTS
 from workbench.errors import UsageError
+from workbench.faults import FAULTS
 from workbench.verbs import about, jobs, launch, output, pools, read, watch
 from workbench.verbs.context import Context
 from workbench.verbs.declare import HELP, JOB, JSON, QUIET, Arguments, Operand, Option, Outcome, Verb
@@ -192,6 +192,8 @@ VERBS: Final[tuple[Verb, ...]] = (
             Option(("-r", "--rank"), "the rank", "RANK", read.rank, required=True),
             *_COMMON,
         ),
+        listed=tuple((name, f"{fault.help} ({fault.place.value})") for name, fault in FAULTS.items()),
+        notes="Only what has happened is a fault: until then, and where it goes on, inject continue ends it.",
         examples=("inject kill --rank 1", "inject stop train-1f2e -r 0"),
     ),
     Verb(
