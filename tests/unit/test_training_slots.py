@@ -35,7 +35,7 @@ class Keeper:
 
     def copies(self) -> dict[int, Slot]:
         """What the next generation would find."""
-        return {number: Slot(fd) for number, fd in self.fds.items()}
+        return {number: Slot.of(fd) for number, fd in self.fds.items()}
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ def keeper() -> Iterator[Keeper]:
 
 @pytest.fixture
 def slots(keeper: Keeper) -> Slots:
-    return Slots(WHO, keeper.keep)
+    return Slots(WHO, keeper.keep, lambda: 2**30)
 
 
 def state(number: float) -> dict[str, Any]:
@@ -249,15 +249,31 @@ def test_a_state_that_has_grown_gets_other_memory(slots: Slots, keeper: Keeper) 
     for step in (3, 4):
         written(slots, step, {"big": torch.full((100_000,), float(step))})
     assert steps(keeper) == [3, 4]
-    with pytest.raises(MemoryError, match="MiB more are needed"):
-        slots.write(5, {"big": torch.zeros(1_000_000)}, Kind.WHOLE, most_bytes=2**20)
-    assert steps(keeper) == [3, 4]
+
+
+def test_no_more_memory_is_taken_than_may_be(keeper: Keeper) -> None:
+    slots = Slots(WHO, keeper.keep, lambda: 2**20)
+    for step in (1, 2):
+        written(slots, step)
+    with pytest.raises(MemoryError, match="4 MiB more are needed and 1 MiB may be used"):
+        slots.write(3, {"big": torch.zeros(1_000_000)}, Kind.WHOLE)
+    assert steps(keeper) == [1, 2]
+
+
+def test_a_third_slot_is_gone_without_where_there_is_no_room(keeper: Keeper) -> None:
+    room = 2**30
+    slots = Slots(WHO, keeper.keep, lambda: room)
+    for step in (1, 2):
+        written(slots, step).holders += 1
+    room = 0
+    assert slots.write(3, state(3), Kind.WHOLE) is None
+    assert steps(keeper) == [1, 2]
 
 
 def test_the_next_generation_goes_on_in_the_same_memory(slots: Slots, keeper: Keeper) -> None:
     for step in (1, 2, 3):
         written(slots, step)
-    later = Slots(WHO._replace(generation=1), keeper.keep)
+    later = Slots(WHO._replace(generation=1), keeper.keep, lambda: 2**30)
     for number, copy in keeper.copies().items():
         later.adopt(number, copy)
     assert later.find(3) is None  # it is not of this generation

@@ -18,6 +18,7 @@ from workbench.training import memory, packing, slot
 from workbench.training.packing import Packed
 from workbench.training.slot import Header, Kind
 
+ENOUGH: Final = 2
 MOST: Final = 3
 ROOM: Final = 2**16  # bytes by which a text may grow before its slot has to
 
@@ -33,22 +34,31 @@ class Who(NamedTuple):
 class Slot:
     """The memory of one slot, this process' view of it; made, or taken over from the generation before."""
 
-    def __init__(self, fd: int) -> None:
-        self.memory = memory.map_bytes(fd)
-        self.bytes = memory.as_view(self.memory)
+    def __init__(self, data: torch.Tensor) -> None:
+        self.memory = data
+        self.bytes = memory.as_view(data)
         self.header = slot.read(self.bytes)
         self.holders = 0
         self._places: list[packing.Place] = []
         self._views: list[torch.Tensor] = []
         self._meshes: packing.Meshes = {}
 
+    @classmethod
+    def of(cls, fd: int) -> Slot:
+        """The slot in this memory; the descriptor stays the caller's."""
+        return cls(memory.map_bytes(fd))
+
+    def clear(self) -> None:
+        """There is no copy in it any more."""
+        slot.begin(self.bytes)
+        self.header = None
+
     def fits(self, packed: Packed) -> bool:
         return slot.align(packed.end) + len(packed.text) <= len(self.bytes)
 
     def write(self, packed: Packed, kind: Kind, who: Who, step: int, sequence: int) -> None:
         """Replace what is there. Allocates nothing when the tensors are those of the last time."""
-        self.header = None
-        slot.begin(self.bytes)
+        self.clear()
         if packed.places != self._places:
             self._places = packed.places
             self._views = [packing.view(self.memory, place) for place in packed.places]
@@ -82,10 +92,13 @@ class Slot:
 
 
 class Slots:
-    """`keep(number, fd)` hands a new slot to whoever outlives this process; it closes nothing."""
+    """`keep(number, fd)` hands a new slot to whoever outlives this process, and closes nothing.
 
-    def __init__(self, who: Who, keep: Callable[[int, int], object]) -> None:
-        self._who, self._keep = who, keep
+    `free()`: bytes that may be taken.
+    """
+
+    def __init__(self, who: Who, keep: Callable[[int, int], object], free: Callable[[], int]) -> None:
+        self._who, self._keep, self._free = who, keep, free
         self.slots: dict[int, Slot] = {}
         self._sequence = 0
 
@@ -95,8 +108,8 @@ class Slots:
         if old.header is not None:
             self._sequence = max(self._sequence, old.header.sequence)
 
-    def write(self, step: int, value: Any, kind: Kind, most_bytes: int | None = None) -> Slot | None:
-        """Copy; None when every slot is held or needed, or new memory beyond `most_bytes` would be."""
+    def write(self, step: int, value: Any, kind: Kind) -> Slot | None:
+        """Copy; None when every slot is held or needed. Raises `MemoryError` when there is no room for a first two."""
         packed = packing.take_apart(value)
         number = self._choose()
         if number is None:
@@ -104,14 +117,19 @@ class Slots:
         chosen = self.slots.get(number)
         if chosen is None or not chosen.fits(packed):
             size = slot.align(packed.end) + len(packed.text) + len(packed.text) // 4 + ROOM
-            if most_bytes is not None and size > most_bytes:
-                raise MemoryError(
-                    f"{size / 2**20:.0f} MiB more are needed and {most_bytes / 2**20:.0f} MiB may be used"
-                )
+            if size > (free := self._free()):
+                if chosen is None and len(self.slots) >= ENOUGH:
+                    return None
+                raise MemoryError(f"{size / 2**20:.0f} MiB more are needed and {free / 2**20:.0f} MiB may be used")
             chosen = self._make(number, size)
         self._sequence += 1
         chosen.write(packed, kind, self._who, step, self._sequence)
         return chosen
+
+    @property
+    def size(self) -> int:
+        """Bytes of all slots."""
+        return sum(len(one.bytes) for one in self.slots.values())
 
     def newest(self) -> Slot | None:
         """The last whole copy."""
@@ -131,12 +149,12 @@ class Slots:
         free = {number: one for number, one in self.slots.items() if one is not newest and not one.holders}
         if free:
             return min(free, key=lambda number: _sequence(free[number]))
-        return len(self.slots) if len(self.slots) < MOST else None
+        return next((number for number in range(MOST) if number not in self.slots), None)
 
     def _make(self, number: int, size: int) -> Slot:
         fd = memory.create(size)
         try:
-            made = self.slots[number] = Slot(fd)
+            made = self.slots[number] = Slot.of(fd)
             self._keep(number, fd)
         finally:
             os.close(fd)

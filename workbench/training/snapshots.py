@@ -1,0 +1,250 @@
+"""A rank's side of the memory tier: copies of the training state that outlive the rank, every few steps.
+
+A copy goes into anonymous memory that the agent holds as well, so it survives the rank, and is gone with the agent or
+the job's end. Two slots are written by turns; the generation after this one goes on in the same memory. Nothing here
+may stop training: what goes wrong switches the tier off and is said once on stderr. Needs torch.
+
+    memory = Snapshots.open()                   # None outside a job, and where nothing would restart it
+    restored = memory.restore(disk_step)        # all ranks; None: from disk, or the beginning
+    if memory.is_due(step):                     # after each step; `step` counts those that are finished
+        memory.take(step, state, extras)        # `state`: nested containers with tensors; `extras`: this rank's own
+
+What is not a tensor may be anything that can be pickled.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+import threading
+import time
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+import torch
+
+from workbench.training import agreement, memory, packing
+from workbench.training.agreement import Copy, Need, Plan
+from workbench.training.control import Control
+from workbench.training.council import Council
+from workbench.training.line import Line
+from workbench.training.pace import Pace
+from workbench.training.recall import Agreed, Recall, Restored
+from workbench.training.slot import Kind
+from workbench.training.slots import Slots, Who
+
+SHARE: Final = 0.5  # of the free memory that copies may take
+PATIENCE: Final = 60.0  # s for all ranks to come to the first copy
+SHORT_PATIENCE: Final = 5.0  # s for rank 0's word on how often
+LOOKS: Final = (5, 20, 100)  # after so many steps the pace is told anew, and then each so many as the last
+SETTLED: Final = 3  # copies of this generation after which the ranks that are no more are forgotten
+
+
+class Snapshots:
+    """`peers`: the ranks of this agent. `every`: steps between two copies, 0 for as often as they cost little."""
+
+    def __init__(self, who: Who, line: Line, council: Council, peers: tuple[int, ...], every: int = 0) -> None:
+        self._who, self._line, self._council = who, line, council
+        self._peers, self._host = peers, min(peers)
+        self._is_fixed, self.every = bool(every), every or 1
+        self._slots = Slots(who, line.keep, lambda: int(memory.free_bytes() * SHARE))
+        self._lock = threading.Lock()  # the writer to disk is another thread
+        self._recall: Recall | None = None
+        self._plan: Plan | None = None
+        self._pace = Pace()
+        self._mark = 0.0  # since when a step, or its copy, is under way
+        self._steps = self._taken = 0
+        self.off = ""  # why no copies are taken any more
+        self.reason = ""  # of the last `restore`
+
+    @classmethod
+    def open(cls) -> Snapshots | None:
+        """This rank's; None outside a job, when the job's spec says never, and where nothing would restart it."""
+        control, environ = Control.current, os.environ
+        if control is None or "TORCHELASTIC_RESTART_COUNT" not in environ:
+            return None
+        settings = control.settings
+        every = settings.get("snapshot_every", 0)
+        if every < 0 or not (every or settings.get("max_restarts") or settings.get("min_ranks")):
+            return None
+        who = Who(*(int(environ[name]) for name in ("TORCHELASTIC_RESTART_COUNT", "RANK", "WORLD_SIZE")))
+        council = Council(_connect(), who.rank, who.world_size)
+        return cls(who, Line(control), council, tuple(settings.get("peers", (who.rank,))), every)
+
+    # --- going on from one --------------------------------------------------------------------------------------------
+
+    def available(self) -> list[Copy]:
+        """The whole copies of earlier generations that this host has."""
+        return self._recalled().copies()
+
+    def restore(self, disk_step: int = -1, like: Any = None) -> Restored | None:
+        """Agree with all ranks on what to go on from, and get it; None when it is not in memory (`reason` says why).
+
+        Every rank calls it. `disk_step`: of the newest checkpoint on disk, -1 for none; rank 0's word counts. `like`: a
+        state on whose device meshes distributed tensors are to be. The tensors are this rank's own to keep. Copies that
+        are not gone on from are forgotten, since no later generation may go back to them.
+        """
+        restored = agreed = None
+        try:
+            agreed = self._recalled().agree(disk_step)
+            self.reason = agreed.reason
+            if agreed.choice is not None:
+                restored = self._recalled().load(agreed, like)
+        except Exception as error:
+            self.reason = str(error)
+            self._say(f"copies in memory cannot be used: {error}")
+        self._take_over(agreed if restored is not None else None)
+        return restored
+
+    def _recalled(self) -> Recall:
+        if self._recall is None:
+            self._recall = Recall(self._who, self._host, self._council, self._line)
+        return self._recall
+
+    def _take_over(self, agreed: Agreed | None) -> None:
+        """Go on in the memory of this rank's predecessor; what was not agreed on, newer or older, is no copy now."""
+        choice = agreed.choice if agreed is not None else None
+        for one in self._recall.found if self._recall is not None else ():
+            is_own = one.rank == self._who.rank
+            header = one.slot.header
+            is_agreed = choice and header and (header.generation, header.step) == (choice.generation, choice.step)
+            if not is_agreed and (is_own or (self._who.rank == self._host and one.rank not in self._peers)):
+                one.slot.clear()
+            if is_own:
+                self._slots.adopt(one.number, one.slot)
+        self._recall = None
+
+    # --- taking them --------------------------------------------------------------------------------------------------
+
+    def is_due(self, step: int) -> bool:
+        """Call it after every step, on every rank: whether a copy of `step` is to be taken now."""
+        now = time.monotonic()
+        if self.off:
+            return False
+        if self._mark:
+            self._pace.stepped(now - self._mark)
+        self._steps += 1
+        if not self._is_fixed and (self._steps in LOOKS or self._steps % LOOKS[-1] == 0):
+            self._look()
+        self._mark = time.monotonic()
+        return step % self.every == 0
+
+    def take(self, step: int, state: Any, extras: Any) -> float:
+        """Copy; s since `is_due` said so. What goes wrong is not raised: it switches the tier off."""
+        if self.off:
+            return 0.0
+        start = self._mark or time.monotonic()
+        try:
+            self._copy(step, state, extras)
+        except Exception as error:
+            self._switch_off(f"{type(error).__name__}: {error}")
+        self._mark = time.monotonic()
+        self._pace.took(self._mark - start)
+        return self._mark - start
+
+    def _copy(self, step: int, state: Any, extras: Any) -> None:
+        if self._plan is None:
+            self._plan = self._agree_on_plan(state)
+            if self._plan.fault:
+                self._switch_off(self._plan.fault, is_told=self._who.rank == 0)
+        if self.off:
+            return
+        kind = self._plan.kind
+        if kind is Kind.WHOLE and self._who.rank != self._host:
+            kind = Kind.EXTRAS
+        value = {"state": None if kind is Kind.EXTRAS else state, "extras": extras}
+        if self._slots.write(step, value, kind) is not None:
+            self._taken += 1
+        if self._taken == SETTLED and self._who.rank == self._host:
+            self._line.drop(self._peers)
+
+    def _agree_on_plan(self, state: Any) -> Plan:
+        packed = packing.take_apart(state)
+        layout = hashlib.sha256(repr([place[:2] for place in packed.places]).encode())
+        checksum = replica_checksum(self._who.world_size)
+        needs = max(0, 2 * (packed.end + len(packed.text)) - self._slots.size)
+        need = Need(self._host, needs, memory.free_bytes(), f"{layout.hexdigest()} {checksum}", bool(checksum))
+
+        def decide(told: list[Any]) -> Any:
+            return agreement.plan([Need(*one) for one in told], SHARE)
+
+        kind, fault = self._council.decide("plan", need, decide, PATIENCE)
+        return Plan(Kind(kind), fault)
+
+    def _look(self) -> None:
+        """Rank 0's pace is everybody's: copies of different steps would be of no use."""
+        try:
+            self.every = self._council.hear(f"every/{self._steps}", self._pace.every, SHORT_PATIENCE)
+        except TimeoutError:  # ranks that do not step together; from here on it stays as it is
+            self._is_fixed = True
+
+    # --- for who writes one to disk -----------------------------------------------------------------------------------
+
+    @contextmanager
+    def held(self, step: int) -> Iterator[Any]:
+        """This rank's part of the copy of that step, as `take` got it (`state`, `extras`), its tensors views of memory
+        that does not change until the end of the `with`; in any thread. None when there is no such copy.
+
+        `state` is None where another rank of the host has it.
+        """
+        one = self.hold(step)
+        try:
+            yield one
+        finally:
+            if one is not None:
+                self.release(step)
+
+    def hold(self, step: int) -> Any:
+        """Begin what `held` does, in the thread that takes copies; `release` ends it, in any."""
+        with self._lock:
+            one = self._slots.find(step)
+            if one is None:
+                return None
+            one.holders += 1
+        return one.value()
+
+    def release(self, step: int) -> None:
+        with self._lock:
+            if (one := self._slots.find(step)) is not None:
+                one.holders -= 1
+
+    # --- words --------------------------------------------------------------------------------------------------------
+
+    def _switch_off(self, reason: str, *, is_told: bool = True) -> None:
+        self.off = reason
+        if is_told:
+            self._say(f"no copies of the training state are kept in memory any more: {reason}")
+
+    @staticmethod
+    def _say(words: str) -> None:
+        sys.stderr.write(f"dtrain: {words}\n")
+
+
+def replica_checksum(world_size: int) -> str:
+    """Of the parameters that DDP keeps the same on all ranks, some of each; empty: there is no such model here.
+
+    Ranks whose parameters differ all the same (they are averaged only now and then) are told by it.
+    """
+    from workbench.training.guard import Guard
+
+    models = Guard.current.models if Guard.current is not None else ()
+    whole = [model for model in models if model.process_group.size() == world_size]
+    if not whole and world_size > 1:
+        return ""
+    checksum = 1
+    for model in whole:
+        for parameter in list(model.parameters())[:32]:
+            sample = parameter.detach().flatten()[:1024].cpu().contiguous().view(torch.uint8)
+            checksum = zlib.crc32(memory.as_view(sample), checksum)
+    return f"{checksum:08x}"
+
+
+def _connect() -> Any:
+    from torch._C._distributed_c10d import PrefixStore, TCPStore
+
+    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    store = TCPStore(address, port, is_master=False, wait_for_workers=False)
+    return PrefixStore(os.environ["TORCHELASTIC_RESTART_COUNT"], store)
