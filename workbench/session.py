@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from workbench.agent.logs import LogPage
     from workbench.pool.client import PoolClient
     from workbench.views.job import JobView
+    from workbench.views.spans import Timeline
 
 SERVICE: Final = "workbench.runner.service:make_service"
 T = TypeVar("T")
@@ -231,6 +232,13 @@ class Job:
         builder = ViewBuilder()
         builder.add(self.follow(timeout=0.0))
         return builder.view()
+
+    @property
+    def timeline(self) -> Timeline:
+        """Attempts, failures and recoveries, what every rank did when, and the share of time that was of use."""
+        timeline = self.view().timeline
+        assert timeline is not None  # the record of a job begins with its launch
+        return timeline
 
     def events(self) -> list[Event]:
         """The record, oldest first."""

@@ -159,6 +159,10 @@ class FakeJob:
         builder.add(self.follow())
         return builder.view()
 
+    @property
+    def timeline(self) -> Any:
+        return self.view().timeline
+
     def exception(self, timeout: float | None = None) -> JobError | None:
         return self.error
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from test_views_story import RECOVERED
 
 from tests.unit.fake_session import FakeSession, context_of, state, update
 from workbench.errors import PoolUnavailableError, RankFailedError, UsageError
@@ -300,6 +301,21 @@ def test_stacks_that_are_the_same_are_shown_once() -> None:
     assert do(context_of(session), "stacks -r 1").text == "--- rank 1 ---\nmain"
 
 
+def test_a_timeline_is_told_in_full() -> None:
+    session = FakeSession(running=["run-1"])
+    session.known["run-1"].script = [update(state("run-1"), events=tuple(RECOVERED), now=9.0)]
+    outcome = do(context_of(session), "timeline")
+    assert outcome.text.startswith("timeline of run-1 · until now 9.0 s\n1 restart · 1 step lost\n")
+    assert outcome.value == outcome.text and "X dead" in outcome.text
+    document = msgspec.json.decode(msgspec.json.encode(outcome.document))
+    assert document["attempts"][0]["cause"]["reason"] == "rank 1 killed by SIGKILL at step 10"
+    assert document["lost_steps"] == 1
+    assert document["goodput"] == {**document["goodput"], "goodput": None, "ettr": None}
+    in_status = do(context_of(session), "status")
+    assert in_status.document["timeline"] == outcome.document
+    assert "→ restart 1 of 3" in in_status.text and "\n  → back after 0.6 s, 1 step lost\n" in in_status.text
+
+
 # --- acts -------------------------------------------------------------------------------------------------------------
 
 
@@ -392,6 +408,7 @@ def test_every_document_can_be_encoded() -> None:
     session = FakeSession("old-1", running=["run-1"])
     session.known["run-1"].pages = {0: "a"}
     context = context_of(session)
-    for line in ("jobs", "status", "up", "pool", "logs", "stacks", "version", "cancel", "inject kill -r 0", "pull x",
-                 "interrupt -r 1", "push x=1", "launch t.py"):  # fmt: skip
+    session.known["run-1"].script = [update(state("run-1"), events=tuple(RECOVERED), now=9.0)]
+    for line in ("jobs", "status", "timeline", "up", "pool", "logs", "stacks", "version", "cancel", "pull x",
+                 "inject kill -r 0", "interrupt -r 1", "push x=1", "launch t.py"):  # fmt: skip
         assert msgspec.json.encode(do(context, line).document) not in (b"null", b""), line

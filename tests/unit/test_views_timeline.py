@@ -15,6 +15,7 @@ from workbench.events import (
     CheckpointRefused,
     Event,
     FailureDetected,
+    FaultHappened,
     FaultInjected,
     LaunchRequested,
     NonFiniteFound,
@@ -134,6 +135,17 @@ def test_a_fault_of_another_rank_is_not_what_ended_it() -> None:
     record = [*launched(), FaultInjected(time=4.0, fault="stop", rank=0), *killed(5.0, 1)]
     (attempt, _) = timeline_of(record, now=6.0).attempts
     assert attempt.injected_at is None and attempt.fault_at == 5.0
+
+
+def test_a_fault_is_injected_when_it_is_done_and_not_when_it_was_asked_for() -> None:
+    asked = FaultInjected(time=4.0, fault="hang", rank=1)
+    done = FaultHappened(time=4.9, restart_count=0, fault="hang", rank=1)
+    (attempt, _) = timeline_of([*launched(), asked, *killed(5.0, 1), done], now=6.0).attempts
+    assert attempt.injected_at == 4.9
+    refused = FaultHappened(time=4.1, restart_count=0, fault="hang", rank=1, problem="it has no such thing")
+    timeline = timeline_of([*launched(), asked, refused, *killed(5.0, 1)], now=6.0)
+    assert timeline.attempts[0].injected_at is None
+    assert "hang could not be done to rank 1 on purpose: it has no such thing" in [m.title for m in timeline.marks]
 
 
 def test_a_fault_during_a_recovery_belongs_to_both() -> None:
@@ -285,6 +297,7 @@ def test_everything_worth_a_mark_has_one() -> None:
         StragglerDetected(time=4.5, restart_count=0, rank=1, score=3.0, reason="rank 1 takes 3 times as long"),
         NonFiniteFound(time=4.6, restart_count=0, rank=1, step=9, what="loss"),
         FaultInjected(time=4.9, fault="kill", rank=1),
+        FaultHappened(time=4.95, restart_count=0, fault="kill", rank=1, step=10),
         *killed(5.0, 1),
         CheckpointRefused(time=5.5, restart_count=1, checkpoint=bad),
         began(6.0, 1, 5),
@@ -294,6 +307,7 @@ def test_everything_worth_a_mark_has_one() -> None:
         ("SAVE_FAILED", "step 5 was not saved: no space left on device"),
         ("STRAGGLER", "rank 1 takes 3 times as long"),
         ("NON_FINITE", "loss of rank 1 is not finite at step 9"),
+        ("REQUESTED", "kill asked for on rank 1"),
         ("INJECTED", "kill done to rank 1 on purpose"),
         ("FAILED", "rank 1 killed by SIGKILL at step 10"),
         ("DECIDED", "restart 1 of 3: rank 1 killed by SIGKILL at step 10"),
@@ -335,7 +349,7 @@ def test_kill_recover_kill_again_give_up() -> None:
     assert last.outcome.startswith("FAILED: rank 2 killed by SIGKILL at step 24") and "2" in last.outcome
     assert [a.time_to_detect for a in timeline.attempts] == pytest.approx([0.01] * len(timeline.attempts))
     assert all(a.time_to_recover is not None for a in failed)
-    assert sum(m.kind is MarkKind.INJECTED for m in timeline.marks) == len(timeline.attempts)
+    assert sum(m.kind is MarkKind.REQUESTED for m in timeline.marks) == len(timeline.attempts)
     assert_covers(timeline, 4)
 
 

@@ -15,6 +15,7 @@ from workbench.verbs.declare import Arguments, Outcome
 from workbench.verbs.lines import name_ranks
 from workbench.verbs.parse import nearest
 from workbench.verbs.shown import Listing, Text
+from workbench.verbs.story import clock_of
 
 LIMIT = 20
 
@@ -38,7 +39,8 @@ def status(context: Context, args: Arguments) -> Outcome:
     from workbench.views.text import render_status
 
     view = context.job(args).view()
-    text = render_status(view, width=context.screen.width, color=context.screen.has_color)
+    screen = context.screen
+    text = render_status(view, width=screen.width, color=screen.has_color, clock=clock_of(view.timeline))
     return Outcome(value=Text(text), text=text, document=msgspec.to_builtins(view))
 
 

@@ -7,7 +7,7 @@ from typing import Final
 
 from workbench.errors import UsageError
 from workbench.faults import FAULTS
-from workbench.verbs import about, jobs, launch, output, pools, read, watch
+from workbench.verbs import about, jobs, launch, output, pools, read, story, watch
 from workbench.verbs.context import Context
 from workbench.verbs.declare import HELP, JOB, JSON, QUIET, Arguments, Operand, Option, Outcome, Verb
 from workbench.verbs.help import overview, verb_help
@@ -130,6 +130,12 @@ VERBS: Final[tuple[Verb, ...]] = (
     Verb(
         "status", "show where a job stands, by rank, the slowest marked", jobs.status,
         operands=(JOB,), options=_COMMON, examples=("status", "status train-1f2e --json"),
+    ),
+    Verb(
+        "timeline", "show a job's attempts, failures and recoveries, what every rank did when", story.timeline,
+        operands=(JOB,), options=_COMMON, examples=("timeline", "timeline train-1f2e --json"),
+        notes="goodput: time of steps that count / time since the first step began. ETTR: the same time, less what "
+        "training stood still for checkpoints / all time since the job was submitted.",
     ),
     Verb(
         "attach", "make a job the current one; in a shell show all its output, then what comes", output.attach,

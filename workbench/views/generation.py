@@ -13,6 +13,7 @@ from typing import Final, NamedTuple, TypeVar
 from workbench.events import (
     CheckpointSaved,
     FailureDetected,
+    FaultHappened,
     FaultInjected,
     RankExited,
     RunResumed,
@@ -36,6 +37,14 @@ class Pause(NamedTuple):
     start: float
     end: float
     checkpoint: Checkpoint
+
+
+class Injection(NamedTuple):
+    """A fault on purpose: when it was done, or asked for while no more is known."""
+
+    time: float
+    fault: str
+    rank: int
 
 
 class Halt(NamedTuple):
@@ -70,7 +79,7 @@ class Generation:
     halts: list[Halt] = field(default_factory=list)
     pauses: list[Pause] = field(default_factory=list)
     finished: dict[float, list[int]] = field(default_factory=dict)
-    injected: list[FaultInjected] = field(default_factory=list)
+    injected: list[Injection] = field(default_factory=list)
     last: int | None = None
     end: float | None = None
     is_over: bool = False
@@ -94,7 +103,15 @@ class Generation:
         self.close(time)
 
     def inject(self, event: FaultInjected) -> None:
-        self.injected = [*self.injected, event][-INJECTED:]
+        self.injected = [*self.injected, Injection(event.time, event.fault, event.rank)][-INJECTED:]
+
+    def happen(self, event: FaultHappened) -> None:
+        """What was asked for has been done now, or cannot be."""
+        asked = [i for i in self.injected if (i.fault, i.rank) == (event.fault, event.rank)]
+        if asked:
+            self.injected.remove(asked[-1])
+        if not event.problem:
+            self.injected = [*self.injected, Injection(event.time, event.fault, event.rank)][-INJECTED:]
 
     def exit(self, event: RankExited) -> None:
         self.reach(event.step)
@@ -151,6 +168,8 @@ class Generation:
         if self.failure is None or self.detected is None:
             return None
         blamed = {self.failure.rank, *(self.failure.stall.ranks if self.failure.stall else ())}
+        if self.failure.kind is FailureKind.WORKER_LOST:
+            blamed |= {other.rank for other in self.consequences}
         times = [f.time for f in self.injected if f.rank in blamed and f.time <= self.detected]
         return times[-1] if times else None
 

@@ -16,6 +16,7 @@ from typing import Final
 
 from workbench.feed import JobSummary, PoolStatus
 from workbench.views.job import JobView
+from workbench.views.story import attempts_table, story_lines
 from workbench.views.table import (
     NO_JOB,
     NO_WORKER,
@@ -31,6 +32,7 @@ from workbench.views.table import (
 )
 
 HEIGHT: Final = 440  # px of the live page
+ATTEMPTS: Final = 12  # in a snapshot; dtrain timeline has all
 REASON: Final = 1000  # characters of one sentence
 _ADDRESS: Final = re.compile(r"\b(?:tls|tcp|ucx|https?)://([^\s:/]+):\d+")
 _PATH: Final = re.compile(r"(?<![\w.…/])/(?:[^\s/'\":,;()]+/)+([^\s/'\":,;()]+)")
@@ -76,11 +78,11 @@ look()})})()</script>""".replace("HEIGHT", str(HEIGHT))
 
 def snapshot_html(view: JobView) -> str:
     """The job as it is now; turns itself into the live page in JupyterLab. Under 50 KB at any number of ranks."""
-    lines = [progress_line(view), *notes(view)]
+    lines = [progress_line(view), *notes(view), *(story_lines(view.timeline) if view.timeline is not None else [])]
     ranks = _table(rank_table(view)) if view.rows else ""
     if view.failure is not None and view.failure.rank is not None:
         lines.append(f"its log: %dtrain logs {view.job_id} -r {view.failure.rank}")
-    body = f'<p role="status"><strong>{_text(headline(view))}</strong></p>{_paragraphs(lines)}{ranks}'
+    body = f'<p role="status"><strong>{_text(headline(view))}</strong></p>{_paragraphs(lines)}{ranks}{_attempts(view)}'
     job_id = escape(view.job_id, quote=True)
     return (
         f'{_STYLE}\n<div class="dtrain-view dtrain-job" data-dtrain-job="{job_id}">'
@@ -98,6 +100,14 @@ def snapshot_pool_html(pool: PoolStatus) -> str:
     workers = _table(workers_table(pool, with_address=False)) if pool.workers else _paragraphs([NO_WORKER])
     queue = _table(_queue_table(pool)) if pool.waiting else ""
     return _view(f"<p><strong>{_text(pool_line(pool))}</strong></p>{workers}{queue}")
+
+
+def _attempts(view: JobView) -> str:
+    """The newest attempts, once there is more than the first."""
+    timeline = view.timeline
+    if timeline is None or len(timeline.attempts) < 2:
+        return ""
+    return _table(attempts_table(timeline, most=ATTEMPTS))
 
 
 def _queue_table(pool: PoolStatus) -> Table:

@@ -25,7 +25,9 @@ from workbench.state import Failure, JobPhase, JobState, RankPhase, RankState
 from workbench.telemetry import RankBeat
 from workbench.views.buckets import across_ranks, join, merge, merge_totals
 from workbench.views.series import History, RankPoint, SeriesPoint, known, per_second, point_of, rank_point_of
+from workbench.views.spans import Timeline
 from workbench.views.straggler import find_slowest, own_time, shares
+from workbench.views.timeline import TimelineBuilder
 from workbench.views.wording import exit_text
 
 WINDOW: Final = 5.0  # s
@@ -90,6 +92,7 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     failure: Failure | None = None
     telemetry_dropped: int = 0
     output_dropped: int = 0
+    timeline: Timeline | None = None  # None: the record's beginning has not come
 
 
 class ViewBuilder:
@@ -109,6 +112,7 @@ class ViewBuilder:
         self._totals = History[Total](merge_totals)
         self._by_rank: dict[int, History[Bucket]] = {}
         self._telemetry_dropped = self._output_dropped = 0
+        self._timeline = TimelineBuilder()
 
     def add(self, update: Update) -> None:
         old = self._state
@@ -120,6 +124,7 @@ class ViewBuilder:
         for event in update.events:
             if isinstance(event, SlotsGranted) and self._granted_at is None:
                 self._granted_at = event.time
+        self._timeline.add(update.events)
         self._beats.update((beat.rank, beat) for beat in update.beats)
         self._add_buckets(update)
 
@@ -177,6 +182,7 @@ class ViewBuilder:
             failure=state.failure,
             telemetry_dropped=self._telemetry_dropped,
             output_dropped=self._output_dropped,
+            timeline=self._timeline.timeline(self._totals.items, self._now) if self._timeline.has_begun else None,
         )
 
     def _running_for(self, state: JobState) -> float:

@@ -12,6 +12,7 @@ from workbench.events import (
     CheckpointSaved,
     Event,
     FailureDetected,
+    FaultHappened,
     FaultInjected,
     NonFiniteFound,
     PhaseChanged,
@@ -66,6 +67,12 @@ def _recovered(event: StepsBegan) -> _Told | None:
     return _Told(MarkKind.RECOVERED, f"all ranks step again, from step {event.step:,}", step=event.step)
 
 
+def _happened(event: FaultHappened) -> _Told:
+    what = f"{event.fault} {'could not be ' if event.problem else ''}done to rank {event.rank} on purpose"
+    more = f": {event.problem or event.detail}" if event.problem or event.detail else ""
+    return _Told(MarkKind.INJECTED, what + more, (event.rank,), event.step)
+
+
 def _saved(event: CheckpointSaved) -> _Told:
     saved = event.checkpoint
     took = f", took {span(event.seconds)}" if event.seconds else ""
@@ -111,7 +118,8 @@ def _by(who: str) -> str:
 
 
 _TELL: Final[Mapping[type, Callable[[Any], _Told | None]]] = {
-    FaultInjected: lambda e: _Told(MarkKind.INJECTED, f"{e.fault} done to rank {e.rank} on purpose", (e.rank,)),
+    FaultInjected: lambda e: _Told(MarkKind.REQUESTED, f"{e.fault} asked for on rank {e.rank}", (e.rank,)),
+    FaultHappened: _happened,
     FailureDetected: _failed,
     StallDetected: lambda e: _Told(MarkKind.STALLED, e.stall.reason, e.stall.ranks, e.stall.step),
     StallEnded: lambda e: _Told(MarkKind.STALL_ENDED, f"the job goes on by itself after {span(e.seconds)}"),

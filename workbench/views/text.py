@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from workbench.feed import JobSummary, PoolStatus
 from workbench.views.job import JobView
+from workbench.views.story import story_lines
 from workbench.views.table import (
     NO_JOB,
     NO_WORKER,
@@ -37,37 +38,42 @@ _STATE: Final = re.compile("|".join(re.escape(f"{mark} {word}") for word, mark i
 _CONTROL: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
-def render_status(view: JobView, width: int = WIDTH, *, color: bool = False) -> str:
-    """A job with its ranks."""
+def render_status(
+    view: JobView, width: int = WIDTH, *, color: bool = False, clock: Callable[[float], str] | None = None
+) -> str:
+    """A job with what became of it so far and its ranks; `clock` tells times of day (None: times from its start)."""
     lines = [headline(view), progress_line(view), *notes(view)]
+    story = story_lines(view.timeline, clock) if view.timeline is not None else []
+    lines += [part for line in story for part in _broken(line, width)]
     if view.rows:
-        lines += ["", *_lines(rank_table(view), width)]
-    return _finish(lines, width, color=color)
+        lines += ["", *table_lines(rank_table(view), width)]
+    return finish(lines, width, color=color)
 
 
 def one_line(view: JobView, width: int = WIDTH) -> str:
     """A job in one line, for a live display in a terminal."""
     why = f" · {view.reason}" if view.phase.is_terminal and view.reason else ""
-    return _finish([f"{headline(view)} · {progress_line(view)}{why}"], width, color=False)
+    return finish([f"{headline(view)} · {progress_line(view)}{why}"], width, color=False)
 
 
 def render_jobs(jobs: Sequence[JobSummary], width: int = WIDTH, *, color: bool = False) -> str:
     """The list of jobs."""
     if not jobs:
         return NO_JOB
-    return _finish(_lines(jobs_table(jobs), width), width, color=color)
+    return finish(table_lines(jobs_table(jobs), width), width, color=color)
 
 
 def render_pool(pool: PoolStatus, width: int = WIDTH, *, color: bool = False) -> str:
     """A pool with its workers and queue."""
     lines = [pool_line(pool), pool.address, ""]
-    lines += _lines(workers_table(pool), width) if pool.workers else [NO_WORKER]
+    lines += table_lines(workers_table(pool), width) if pool.workers else [NO_WORKER]
     if pool.waiting:
         lines += ["", *(f"{job_id}  {reason}" for job_id, reason in pool.waiting)]
-    return _finish(lines, width, color=color)
+    return finish(lines, width, color=color)
 
 
-def _lines(table: Table, width: int) -> list[str]:
+def table_lines(table: Table, width: int) -> list[str]:
+    """A table as aligned lines that fit."""
     columns = _fitting(table.columns, width)
     widths = [_width_of(column) for column in columns]
     rows = [[column.title for column in columns], *zip(*(column.cells for column in columns), strict=True)]
@@ -93,31 +99,43 @@ def _fitting(columns: tuple[Column, ...], width: int) -> tuple[Column, ...]:
 
 
 def _width_of(column: Column) -> int:
-    return max(_cells(text) for text in (column.title, *column.cells))
+    return max(cells(text) for text in (column.title, *column.cells))
 
 
-def _cells(text: str) -> int:
+def cells(text: str) -> int:
     """Columns of a terminal that a text takes: wide characters take two, combining ones none."""
     if text.isascii():
         return len(text)
     return sum(0 if unicodedata.combining(c) else 2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in text)
 
 
+def _broken(line: str, width: int) -> list[str]:
+    """A line of a story that is too long goes on below, from an arrow on: its end matters as much as its beginning."""
+    first, *rest = line.split(" → ")
+    lines = [first]
+    for part in rest:
+        if cells(lines[-1]) + cells(part) + 3 <= width:
+            lines[-1] += f" → {part}"
+        else:
+            lines.append(f"  → {part}")
+    return lines
+
+
 def _pad(text: str, width: int, *, right: bool) -> str:
-    space = " " * (width - _cells(text))
+    space = " " * (width - cells(text))
     return space + text if right else text + space
 
 
-def _finish(lines: Sequence[str], width: int, *, color: bool) -> str:
+def finish(lines: Sequence[str], width: int, *, color: bool) -> str:
     """Nothing that moves a cursor, nothing too wide, then colour."""
     shown = [_cut(_CONTROL.sub("", line), width) for line in lines]
     return "\n".join(_STATE.sub(_paint, line) for line in shown) if color else "\n".join(shown)
 
 
 def _cut(line: str, width: int) -> str:
-    if _cells(line) <= width:
+    if cells(line) <= width:
         return line
-    while line and _cells(line) > width - 1:
+    while line and cells(line) > width - 1:
         line = line[:-1]
     return line.rstrip() + "…"
 

@@ -17,6 +17,7 @@ from workbench.events import (
     CheckpointSaved,
     Event,
     FailureDetected,
+    FaultHappened,
     FaultInjected,
     LaunchRequested,
     PhaseChanged,
@@ -71,6 +72,8 @@ class TimelineBuilder:
         """Take in events, in the order of the record."""
         for event in events:
             kind = type(event)
+            if not self._open and kind is not LaunchRequested:
+                continue  # nothing can be told of a job whose beginning is not known
             if kind in _OF_THE_JOB:
                 _OF_THE_JOB[kind](self, event)
             elif kind in _OF_A_GENERATION:
@@ -150,6 +153,11 @@ class TimelineBuilder:
                 current.finish(event.time, f"{phase.value}: {event.reason}")
 
     # --- what it comes to ---
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether there is anything to tell."""
+        return self._submitted is not None
 
     def timeline(self, totals: Sequence[Total], now: float) -> Timeline:
         """All up to `now`; `totals`: what ranks did, in order of time. Raises `ValueError` before the first event."""
@@ -259,6 +267,7 @@ _OF_THE_JOB: Final[Mapping[type, Callable[[TimelineBuilder, Any], None]]] = {
 }
 _OF_A_GENERATION: Final[Mapping[type, Callable[[Generation, Any], None]]] = {
     RankExited: Generation.exit,
+    FaultHappened: Generation.happen,
     StepsBegan: Generation.begin,
     RunResumed: Generation.resume,
     FailureDetected: Generation.fail,
