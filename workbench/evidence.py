@@ -66,6 +66,7 @@ class RankEvidence(msgspec.Struct, frozen=True, kw_only=True):
     collective: str = ""
     collective_seq: int = 0
     is_evaluating: bool = False
+    expected: float = 0.0
     answered: bool | None = None
     groups: tuple[GroupEvidence, ...] = ()
     stack: str = ""

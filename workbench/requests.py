@@ -1,4 +1,4 @@
-"""What a client may ask of the runner: the bodies of requests, by the request's name. Values only."""
+"""What a client may ask of the runner, and it of an agent: bodies of requests, by the request's name. Values only."""
 
 from __future__ import annotations
 
@@ -124,3 +124,15 @@ class Inject(msgspec.Struct, frozen=True, kw_only=True):
     job_id: str
     fault: str
     rank: int
+
+
+class AskEvidence(msgspec.Struct, frozen=True, kw_only=True):
+    """`evidence`, asked of an agent: answered with `list[RankEvidence]` of its ranks of that generation.
+
+    `deep`: with stacks and the ranks' own answers, within `timeout` s; else boxes and processes only, at once.
+    """
+
+    job_id: str
+    restart_count: int
+    deep: bool = False
+    timeout: float = 1.0

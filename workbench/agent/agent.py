@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from workbench.agent.cells import Cells
+from workbench.agent.evidence import Question, ask, gather
 from workbench.agent.faults import inject
 from workbench.agent.jobs import Jobs
 from workbench.agent.launch import Host
@@ -38,6 +39,7 @@ from workbench.commands import (
     StopRanks,
 )
 from workbench.events import Event
+from workbench.evidence import RankEvidence
 from workbench.telemetry import Report
 
 T = TypeVar("T")
@@ -116,6 +118,18 @@ class Agent:
         """Each running rank's Python stack as text; where it cannot be had, why."""
         return dump_stacks(self._ask(lambda: self._jobs.pids(job_id)), timeout)
 
+    def evidence(self, job_id: str, restart_count: int, *, deep: bool, timeout: float) -> list[RankEvidence]:
+        """What can be known now of the generation's ranks here; `deep`: with their stacks and their own answers."""
+        questions = self._ask(lambda: self._question(job_id, restart_count, deep))
+        return gather(questions, timeout) if deep else [question.seen for question in questions]
+
+    def _question(self, job_id: str, restart_count: int, deep: bool) -> list[Question]:
+        return [
+            ask(process, self._watch.pulse(process), deep=deep)
+            for process in self._jobs.ranks.values()
+            if (process.job_id, process.restart_count) == (job_id, restart_count) and process.pid
+        ]
+
     def zygote_pids(self) -> tuple[int, ...]:
         """The zygotes that live now, the default one first."""
         return self._ask(self._zygotes.pids)
@@ -136,7 +150,8 @@ class Agent:
 
     def _begin_to_watch(self) -> None:
         devices = find_devices() if self._gpus else NoDevices()
-        self._jobs.on_rank = Watch(self._loop, self._jobs.ranks, self._gpus, devices).begin
+        self._watch = Watch(self._loop, self._jobs.ranks, self._gpus, devices)
+        self._jobs.on_rank = self._watch.begin
 
     def _shut_down(self, deadline: float) -> None:
         """Kill, see them gone, and only then let their zygotes go."""

@@ -15,6 +15,7 @@ from typing import Final
 from workbench.agent.usage import is_stopped
 
 AT_ONCE: Final = 8  # py-spy takes some 50 ms of a core for each
+NONE: Final = "no stack: "  # how a reason begins
 LINE: Final = "workbench/training/control.py:"
 OURS: Final = tuple(f"workbench/agent/{name}.py:" for name in ("bootstrap", "tasks", "zygote", "rank", "programs"))
 
@@ -23,7 +24,7 @@ def dump_stacks(pids: Mapping[int, int], timeout: float) -> dict[int, str]:
     """Text by rank, within `timeout` s; for a rank that cannot be read, the reason."""
     spy = find_spy()
     if spy is None:
-        return dict.fromkeys(pids, "no stack: py-spy is not installed where this worker runs (pip install py-spy)")
+        return dict.fromkeys(pids, f"{NONE}py-spy is not installed where this worker runs (pip install py-spy)")
     deadline = time.monotonic() + timeout
     with ThreadPoolExecutor(AT_ONCE) as pool:
         return dict(zip(pids, pool.map(lambda pid: dump_stack(spy, pid, deadline), pids.values()), strict=True))
@@ -35,21 +36,21 @@ def find_spy() -> str | None:
     return str(own) if own.exists() else shutil.which("py-spy")
 
 
-def dump_stack(spy: str, pid: int, deadline: float) -> str:
+def dump_stack(spy: str, pid: int, deadline: float, options: tuple[str, ...] = ()) -> str:
     """One process' stack. py-spy stops the process while it looks, which one that is stopped already cannot be."""
     stopped = is_stopped(pid)
     left = deadline - time.monotonic()
     if left <= 0:
-        return "no stack: no time was left for it"
-    command = [spy, "dump", "--pid", str(pid), *(["--nonblocking"] if stopped else [])]
+        return f"{NONE}no time was left for it"
+    command = [spy, "dump", "--pid", str(pid), *options, *(["--nonblocking"] if stopped else [])]
     try:
         done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=left, check=False)
     except subprocess.TimeoutExpired:
-        return f"no stack: py-spy took more than {left:.1f} s"
+        return f"{NONE}py-spy took more than {left:.1f} s"
     except OSError as error:
-        return f"no stack: {spy} cannot be started: {error.strerror}"
+        return f"{NONE}{spy} cannot be started: {error.strerror}"
     if done.returncode:
-        return f"no stack: {_reason(done.stderr)}"
+        return f"{NONE}{_reason(done.stderr)}"
     return ("stopped by a signal (SIGSTOP)\n" if stopped else "") + tidy(done.stdout)
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping
 from math import inf
-from typing import Final
+from typing import Final, Protocol
 
 import msgspec
 from msgspec.structs import replace
@@ -24,7 +24,6 @@ STEPS: Final = 5.0  # as many median steps
 PAUSES: Final = 5.0  # as many times the longest pause that ended by itself (as NVRx learns its timeouts)
 EARLY: Final = 0.9  # of the patience, so that it is told within it
 CELL: Final = 10.0  # s that a collective of a cell may wait for a rank; only told
-LOST: Final = 2.0  # s between beats of a rank: its worker's connection, not the rank, is slow
 
 
 class Situation(enum.Enum):
@@ -55,6 +54,21 @@ LEARNS: Final = {  # which pauses, by what the rank was doing, teach what
     "CELL": Situation.CELL,
     "STARTING": Situation.STARTING,
 }
+
+
+class Standing(Protocol):
+    """What is looked at of a rank: of its newest beat, or of evidence that was gathered."""
+
+    @property
+    def rank(self) -> int: ...
+    @property
+    def activity(self) -> str: ...
+    @property
+    def age(self) -> float: ...
+    @property
+    def is_evaluating(self) -> bool: ...
+    @property
+    def expected(self) -> float: ...
 
 
 class Pace(msgspec.Struct, frozen=True, kw_only=True):
@@ -89,7 +103,7 @@ class Pace(msgspec.Struct, frozen=True, kw_only=True):
         return replace(self, has_begun=False)
 
 
-def situation_of(beat: RankBeat, pace: Pace) -> Situation:
+def situation_of(beat: Standing, pace: Pace) -> Situation:
     """What the rank may take its time for."""
     known = LEARNS.get("EVALUATION" if beat.is_evaluating else beat.activity)
     if known in (Situation.IDLE, Situation.CELL, Situation.LEAVING):
@@ -114,7 +128,7 @@ def patience_of(situation: Situation, pace: Pace, spec: JobSpec) -> float:
     return max(usual, AGAIN, longest) if longest else max(usual, FIRST[situation])
 
 
-def patience(beats: Mapping[int, RankBeat], pace: Pace, spec: JobSpec) -> float:
+def patience(beats: Mapping[int, Standing], pace: Pace, spec: JobSpec) -> float:
     """Seconds that any rank of the job may stand still now; `beats`: the newest of each rank that runs."""
     if spec.kind is EntrypointKind.INTERACTIVE:
         # One that is idle is no excuse: the others may wait for it.
@@ -125,12 +139,12 @@ def patience(beats: Mapping[int, RankBeat], pace: Pace, spec: JobSpec) -> float:
     )
 
 
-def may_wait(beat: RankBeat) -> bool:
+def may_wait(beat: Standing) -> bool:
     """Whether it may wait for other ranks: in a collective, or where DDP and sharding have theirs."""
     return beat.activity in ("COLLECTIVE", "FORWARD", "BACKWARD", "OPTIMIZER", "DATA")
 
 
-def is_stalled(beats: Mapping[int, RankBeat], pace: Pace, spec: JobSpec, early: float = EARLY) -> str | None:
+def is_stalled(beats: Mapping[int, Standing], pace: Pace, spec: JobSpec, early: float = EARLY) -> str | None:
     """Why the job is to be looked at more closely, or None: it gets on, or may take its time.
 
     Their ages are as of now. `early`: the share of the patience at which to say so. Before the first step, and in

@@ -21,7 +21,7 @@ from workbench.agent.agent import Agent
 from workbench.events import EVENT_TYPES, Event
 from workbench.pool.lease import LEASE, LOOK_EVERY, Silence
 from workbench.pool.messages import PROTOCOL, Hello, Message, decode, decode_command, encode
-from workbench.requests import ReadLog
+from workbench.requests import AskEvidence, ReadLog
 from workbench.telemetry import Report
 
 PLUGIN: Final = "dtrain-agent"
@@ -126,6 +126,17 @@ class AgentPlugin(WorkerPlugin):  # type: ignore[misc]
                     self._agent.read_log, ask.job_id, ask.rank, tail=ask.tail, grep=ask.grep, since=ask.since
                 )
                 return encode(page)
+            case "evidence":
+                wish = decode(body, AskEvidence)
+                return encode(
+                    await asyncio.to_thread(
+                        self._agent.evidence,
+                        wish.job_id,
+                        wish.restart_count,
+                        deep=wish.deep,
+                        timeout=wish.timeout,
+                    )
+                )
             case "stacks":
                 return encode(await asyncio.to_thread(self._agent.stacks, decode(body, str)))
         raise ValueError(f"an agent knows no request {request!r}")

@@ -54,6 +54,7 @@ from workbench.policy.placement import Granted, Refused, Waiting, place
 from workbench.policy.recovery import least_ranks
 from workbench.pool.messages import PROTOCOL, Hello, Message, decode, encode
 from workbench.pool.scheduler import SchedulerLink
+from workbench.runner.health import Health
 from workbench.runner.live import LiveJob
 from workbench.runner.slots import SlotTable
 from workbench.spec import EntrypointKind, JobSpec, check_spec
@@ -106,6 +107,7 @@ class Runner:
             "shutdown": _request(float, self._shutdown),
         }
         self._rebuild()
+        self._health = Health(link, lambda: tuple(self._jobs.values()), self._feed)
         self._flusher = link.spawn(self._keep_flushing())
 
     # --- what the pool says ---
@@ -131,6 +133,7 @@ class Runner:
                 self._feed(message.job_id, message.event)
             elif message.report is not None:
                 job.report(message.report)
+                self._health.report(job, message.report)
 
     async def request(self, name: str, body: bytes) -> bytes:
         if name not in self._requests:
@@ -139,6 +142,7 @@ class Runner:
 
     def close(self) -> None:
         self._flusher.cancel()
+        self._health.close()
         for job in self._jobs.values():
             job.flush(self._link.now())
             job.close()
