@@ -16,7 +16,7 @@ import ctypes
 import gc
 import os
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, ClassVar, Final
 
 from workbench.training.meeting import Meeting, seconds
@@ -37,6 +37,7 @@ class Guard:
         self.models: weakref.WeakSet[Any] = weakref.WeakSet()
         self.sockets = GroupSockets()
         self.patches = Patches()
+        self.before_destroy: dict[str, Callable[[], object]] = {}  # by name: what still uses the groups
         self.always_meet = False  # also for the first group: in an interactive rank that one may have been given up
         self._groups_made = 0
         self._words_used: set[bytes] = set()
@@ -86,6 +87,8 @@ class Guard:
 
     def around_destroy(self, plain: Function) -> Function:
         def destroy_process_group(group: Any = None) -> Any:
+            for end in tuple(self.before_destroy.values()):
+                end()
             self.retire(live_groups() if group is None else [group])
             return plain(group)
 
