@@ -6,6 +6,7 @@ import json
 import os
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from workbench.agent import zygote
@@ -60,6 +61,17 @@ def test_all_the_jobs_devices_of_the_host_are_visible_by_local_rank() -> None:
     host = Host(environ={}, gpus=("0", "1", "2", "3"), python="/python")
     assert environ(JobSpec(), host, slots=(3, 1))["CUDA_VISIBLE_DEVICES"] == "3,1"
     assert "CUDA_VISIBLE_DEVICES" not in environ(JobSpec(), HOST)
+
+
+def test_ranks_on_several_hosts_are_told_by_which_interface_unless_the_user_has() -> None:
+    place = Placement(rank=0, local_rank=0, node_rank=0, worker="w", slot=0, host="127.0.0.1")
+    here = msgspec.structs.replace(command(JobSpec()), nnodes=2, world_size=2, placements=(place,))
+    assert rank_environ(here, place, HOST, Path("/errors"))["GLOO_SOCKET_IFNAME"] == "lo"
+    mine = msgspec.structs.replace(here, spec=JobSpec(env={"GLOO_SOCKET_IFNAME": "ib0"}))
+    assert rank_environ(mine, place, HOST, Path("/errors"))["GLOO_SOCKET_IFNAME"] == "ib0"
+    elsewhere = msgspec.structs.replace(place, host="192.0.2.1")
+    assert "GLOO_SOCKET_IFNAME" not in rank_environ(here, elsewhere, HOST, Path("/errors"))
+    assert "GLOO_SOCKET_IFNAME" not in environ(JobSpec())
 
 
 def test_a_deterministic_job_has_cublas_told() -> None:

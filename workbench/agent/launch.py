@@ -13,6 +13,7 @@ from typing import Any, Final
 from msgspec.structs import asdict
 
 from workbench.agent.contract import Seat, contract, defaults
+from workbench.agent.network import network_defaults
 from workbench.agent.wire import pack
 from workbench.commands import StartRanks
 from workbench.spec import EntrypointKind, JobSpec
@@ -69,6 +70,7 @@ def rank_environ(command: StartRanks, placement: Placement, host: Host, error_fi
     own = {**host.environ, **_gpu_environ(command, host), **command.spec.env}
     if command.spec.deterministic:
         own = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8", **own}
+    own = {**network_defaults(placement.host, command.nnodes, own), **own}
     return {**defaults(local), **own, **promised, "DTRAIN_JOB_ID": command.job_id}
 
 
