@@ -8,10 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from torch.utils.data import DataLoader
-
-from workbench.training.order import Order, generator_states, set_generator_states, standing_in
-from workbench.training.rng import host_rng_state, set_rng_state
+from workbench.training.loaders import passes_over
 
 VERSION: Final = 1
 
@@ -39,93 +36,93 @@ class DataPosition:
     """
 
     def __init__(self, loader: Any, *, rank: int, world_size: int) -> None:
-        self.loader = loader
         self._rank, self._world_size = rank, world_size
         self._call = self._epoch = self._batches = 0
-        self._begin: dict[str, Any] | None = None
-        self._saved: Mapping[str, Any] | None = None
+        self._states: Sequence[Mapping[str, Any]] | None = None
         self._then: Callable[[], object] | None = None
+        self.loader = loader
+
+    @property
+    def loader(self) -> Any:
+        return self._loader
+
+    @loader.setter
+    def loader(self, loader: Any) -> None:
+        self._loader = loader
+        self._passes = passes_over(loader, self._rank, self._world_size)
 
     def state_dict(self) -> dict[str, Any]:
         """The position after the batch last given out, which counts as consumed; to be called between batches.
 
         Holds only what `torch.load(weights_only=True)` takes.
         """
-        state: dict[str, Any] = {"version": VERSION, "call": self._call, "epoch": self._epoch, "batches": self._batches}
-        state |= {"rank": self._rank, "world_size": self._world_size}
-        if isinstance(self.loader, DataLoader):
-            state["now"] = generator_states(self.loader)
-        if self._begin is not None:
-            state["begin"] = self._begin
-        return state
+        place = {"version": VERSION, "call": self._call, "epoch": self._epoch, "batches": self._batches}
+        return place | self._passes.state(self._batches > 0)
 
     def restore(self, states: Sequence[Mapping[str, Any]], then: Callable[[], object] | None = None) -> None:
         """Go on where the run was that saved `states`: those of all its ranks, in their order.
 
-        Takes effect at the next batch that `epochs` is asked for; `then` is called before it.
+        Takes effect at the next batch that `epochs` is asked for; `then` is called before it. Raises `ValueError`
+        there, or here, where the place cannot be gone back to.
         """
-        if len(states) != self._world_size:
-            raise NotImplementedError("another world size")
-        self._saved, self._then = states[self._rank], then
+        versions = {state["version"] for state in states}
+        if versions != {VERSION}:
+            raise ValueError(f"positions of version {sorted(versions)} cannot be read: this is version {VERSION}")
+        self._states, self._then = states, then
         self._call = self._epoch = self._batches = 0
 
     def epochs(self, epochs: int | None) -> Iterator[tuple[int, Any]]:
-        """`(epoch, batch)`; with a number, a sampler that has `set_epoch` is told each epoch, 0 first."""
-        if self._saved is not None and self._call < self._saved["call"]:
+        """`(epoch, batch)`; with a number, samplers that have `set_epoch` are told each epoch, 0 first."""
+        saved = None if self._states is None else self._saved(self._states)
+        if saved is not None and self._call < saved["call"]:
             self._call += 1
             return
         try:
-            for epoch in range(self._saved["epoch"] if self._saved else 0, 1 if epochs is None else epochs):
-                set_epoch = getattr(getattr(self.loader, "sampler", None), "set_epoch", None)
-                if epochs is not None and set_epoch is not None:
-                    set_epoch(epoch)
-                self._epoch, self._batches = epoch, 0
-                for batch in self._iterator():
-                    self._batches += 1
-                    yield epoch, batch
+            for epoch in range(saved["epoch"] if saved else 0, 1 if epochs is None else epochs):
+                yield from self._pass(epoch, is_told=epochs is not None)
+            self._states = None  # of an epoch that is not asked for any more
+            self._settle()
         finally:
             self._call += 1
             self._epoch = self._batches = 0
-            self._begin = None
+
+    def _saved(self, states: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+        """The state that says in which pass to go on: this rank's own, or that of those least far."""
+        if len(states) == self._world_size:
+            return states[self._rank]
+        return min(states, key=lambda state: (state["call"], state["epoch"], -state["batches"]))
+
+    def _pass(self, epoch: int, *, is_told: bool) -> Iterator[tuple[int, Any]]:
+        if is_told:
+            for sampler in samplers(self.loader):
+                sampler.set_epoch(epoch)
+        self._epoch, self._batches = epoch, 0
+        iterator, took = self._iterator(), self._passes.took
+        for batch in iterator:
+            took()
+            self._batches += 1
+            yield epoch, batch
 
     def _iterator(self) -> Iterator[Any]:
-        saved, self._saved = self._saved, None
-        is_loader = isinstance(self.loader, DataLoader)
-        if saved is None or not saved["batches"]:
-            self._settle(saved)  # first: making an iterator draws random numbers
-            self._begin = self._origin() if is_loader else None
-            iterator: Iterator[Any] = iter(self.loader)
+        states, self._states = self._states, None
+        if states is not None and self._saved(states)["batches"]:
+            iterator, self._batches = self._passes.resume(states)
+            self._settle()
             return iterator
-        iterator = self._resumed(saved) if is_loader else self._counted(saved["batches"])
-        self._settle(saved)
-        return iterator
+        if states is not None:
+            self._passes.prepare(states)
+        self._settle()  # first: making an iterator draws random numbers
+        return self._passes.begin()
 
-    def _settle(self, saved: Mapping[str, Any] | None) -> None:
-        if saved is not None and "now" in saved:
-            set_generator_states(self.loader, saved["now"])
+    def _settle(self) -> None:
         then, self._then = self._then, None
         if then is not None:
             then()
 
-    def _origin(self) -> dict[str, Any]:
-        return {"rng": host_rng_state(), "generators": generator_states(self.loader)}
 
-    def _resumed(self, saved: Mapping[str, Any]) -> Iterator[Any]:
-        self._begin = saved["begin"]
-        set_rng_state(saved["begin"]["rng"])
-        set_generator_states(self.loader, saved["begin"]["generators"])
-        sampler = self.loader.sampler if self.loader.batch_sampler is None else self.loader.batch_sampler
-        order = Order(sampler, saved["batches"])
-        with standing_in(self.loader, order):
-            iterator: Iterator[Any] = iter(self.loader)
-        assert order.live is not None
-        order.live.pass_over()
-        self._batches = saved["batches"]
-        return iterator
-
-    def _counted(self, batches: int) -> Iterator[Any]:
-        iterator: Iterator[Any] = iter(self.loader)
-        for _ in range(batches):
-            next(iterator)
-        self._batches = batches
-        return iterator
+def samplers(loader: Any) -> list[Any]:
+    """Those of a loader that want to be told the epoch."""
+    batches = getattr(loader, "batch_sampler", None)
+    parts = [getattr(loader, "sampler", None), batches, getattr(batches, "sampler", None)]
+    told = {id(part): part for part in parts if hasattr(part, "set_epoch")}
+    return list(told.values())

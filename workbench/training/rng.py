@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import random
 import sys
+from array import array
 from collections.abc import Mapping
 from typing import Any
 
@@ -80,7 +81,7 @@ def set_generator_state(generator: Any, state: Mapping[str, Any]) -> None:
 
 def _python_state(generator: Any) -> State:
     version, words, gauss = generator.getstate()
-    return {"version": version, "words": torch.tensor(words, dtype=torch.int64), "gauss": gauss}
+    return {"version": version, "words": torch.frombuffer(array("q", words), dtype=torch.int64), "gauss": gauss}
 
 
 def _python_value(state: Mapping[str, Any]) -> tuple[Any, ...]:
