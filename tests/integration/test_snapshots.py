@@ -1,0 +1,246 @@
+"""Ranks of a real pool that are killed go on from memory: one step is lost at most, and nothing differs at the end."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from agent_host import WORKER, AgentHost, agent_host, kill, start_ranks
+from conftest import await_phase
+from msgspec.structs import replace
+
+from workbench.commands import StartStore
+from workbench.events import StoreStarted
+from workbench.session import Job, Session
+from workbench.spec import JobSpec
+from workbench.state import JobPhase
+
+STEPS = 24
+TRAIN = """
+    import json, os, signal, sys
+    import torch
+    import torch.distributed as dist
+    from torch.nn.parallel import DistributedDataParallel
+    from workbench.training.snapshots import Snapshots
+
+    folder, steps, kills = sys.argv[1], int(sys.argv[2]), json.loads(sys.argv[3])
+    generation, rank = os.environ["TORCHELASTIC_RESTART_COUNT"], os.environ["RANK"]
+    torch.manual_seed(int(rank))
+    dist.init_process_group("gloo")
+    layers = torch.nn.Linear(8, 32), torch.nn.Dropout(0.3), torch.nn.Linear(32, 4)
+    model = DistributedDataParallel(torch.nn.Sequential(*layers))
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    memory = Snapshots.open()
+    restored = memory.restore()
+    step = 0
+    if restored is not None:
+        step = restored.step
+        model.load_state_dict(restored.state["model"])
+        optimizer.load_state_dict(restored.state["optimizer"])
+        if int(rank) in restored.extras:
+            torch.set_rng_state(restored.extras[int(rank)]["rng"])
+    with open(f"{folder}/log{rank}", "a") as log:
+        log.write(json.dumps({"generation": int(generation), "first": step, "reason": memory.reason}) + "\\n")
+    while step < steps:
+        optimizer.zero_grad()
+        model(torch.randn(4, 8)).square().sum().backward()
+        optimizer.step()
+        step += 1
+        with open(f"{folder}/step{rank}", "w") as file:
+            file.write(str(step))
+        if kills.get(generation, {}).get(rank) == step:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if memory.is_due(step):
+            memory.take(step, {"model": model.state_dict(), "optimizer": optimizer.state_dict()},
+                        {"rng": torch.get_rng_state()})
+        assert memory.off == "", memory.off
+    torch.save([parameter.detach() for parameter in model.parameters()], f"{folder}/final{rank}.pt")
+    dist.destroy_process_group()
+"""
+
+
+def launch(session: Session, folder: Path, kills: dict[str, dict[str, int]]) -> Job:
+    folder.mkdir()
+    script = folder / "train.py"
+    script.write_text(textwrap.dedent(TRAIN))
+    return session.launch(
+        script, args=[str(folder), str(STEPS), json.dumps(kills)], nproc_per_node=2, max_restarts=4, snapshot_every=1
+    )
+
+
+def told(folder: Path, rank: int) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / f"log{rank}").read_text().splitlines()]
+
+
+def final(folder: Path) -> list[torch.Tensor]:
+    both = [torch.load(folder / f"final{rank}.pt") for rank in range(2)]
+    assert all(map(torch.equal, *both))
+    return list(both[0])
+
+
+def held_by(session: Session) -> int:
+    """Descriptors of snapshots in the pool's workers."""
+    count = 0
+    for worker in session.pool_status().workers:
+        for path in Path(f"/proc/{worker.pid}/fd").iterdir():
+            with suppress(FileNotFoundError):  # closed meanwhile
+                count += "dtrain-snapshot" in str(path.readlink())
+    return count
+
+
+def await_held(session: Session, count: int) -> None:
+    deadline = time.monotonic() + 10
+    while held_by(session) != count:
+        assert time.monotonic() < deadline, f"{held_by(session)} are held, not {count}"
+        time.sleep(0.02)
+
+
+def test_killed_ranks_go_on_from_memory_with_at_most_one_step_lost(session: Session, tmp_path: Path) -> None:
+    kills = {"0": {"1": 7}, "1": {"0": 12}, "2": {"0": 17, "1": 17}}
+    job = launch(session, tmp_path / "killed", kills)
+    await_phase(job, JobPhase.SUCCEEDED)
+    plain = launch(session, tmp_path / "plain", {})
+    await_phase(plain, JobPhase.SUCCEEDED)
+    for rank in range(2):
+        generations = told(tmp_path / "killed", rank)
+        assert [one["first"] for one in generations] == [0, 6, 11, 16], generations
+        assert generations[1]["reason"].startswith("every rank has its copy of step 6")
+    for one, other in zip(final(tmp_path / "killed"), final(tmp_path / "plain"), strict=True):
+        assert torch.equal(one, other)
+    await_held(session, 0)
+
+
+def test_no_memory_is_held_for_a_job_that_has_been_cancelled(session: Session, tmp_path: Path) -> None:
+    folder = tmp_path / "job"
+    job = launch(session, folder, {"0": {"1": 5}, "1": {"0": 9}, "2": {"0": 13}})
+    deadline = time.monotonic() + 30
+    while not (folder / "log0").exists() or len(told(folder, 0)) < 2:
+        assert time.monotonic() < deadline, job.reason
+        time.sleep(0.02)
+    job.cancel(force=True)
+    job.exception(timeout=20)
+    await_held(session, 0)
+
+
+def test_a_job_that_never_restarts_keeps_nothing(session: Session, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        "from workbench.training.snapshots import Snapshots\nassert Snapshots.open() is None\nprint('none')\n"
+    )
+    await_phase(session.launch(script, nproc_per_node=1), JobPhase.SUCCEEDED)
+    await_phase(session.launch(script, nproc_per_node=1, max_restarts=1, snapshot_every=-1), JobPhase.SUCCEEDED)
+
+
+# --- one agent, without a pool ----------------------------------------------------------------------------------------
+
+KEEP = """
+    import sys, time
+    import torch
+    from workbench.training.snapshots import Snapshots
+    memory = Snapshots.open()
+    restored = memory.restore()
+    print("from", restored.step if restored else memory.reason, flush=True)
+    step = restored.step if restored else 0
+    for step in range(step + 1, step + 4):
+        assert memory.is_due(step)
+        memory.take(step, {"weight": torch.full((1000,), float(step))}, {})
+    print("open", open("/dev/null").fileno(), flush=True)
+    print("done", step, flush=True)
+    time.sleep(60)
+"""
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Iterator[AgentHost]:
+    with agent_host(tmp_path) as made:
+        yield made
+
+
+def test_a_program_finds_its_descriptors_as_they_would_be(host: AgentHost) -> None:
+    job_id = host.start(host.spec(KEEP, max_restarts=1))
+    assert "open 4\n" in host.says(job_id, "done 3")  # number 3 is the connection to the store
+    kill(host.started(job_id)[0].pid)
+    host.ended(job_id)
+
+
+def test_a_generation_after_another_on_one_agent_and_nothing_after_it(host: AgentHost, tmp_path: Path) -> None:
+    spec = host.spec(KEEP, max_restarts=9)
+    job_id = host.start(spec)
+    host.says(job_id, "done 3")
+    for restart_count in (1, 2):
+        kill(host.started(job_id, restart_count)[-1].pid)
+        host.ended(job_id, restart_count)
+        host.start(spec, restart_count=restart_count, job_id=job_id)
+        assert f"from {3 * restart_count}\n" in host.says(job_id, f"done {3 * restart_count + 3}")
+    host.agent.stop()
+    (tmp_path / "later").mkdir()
+    with agent_host(tmp_path / "later") as later:
+        spec = later.spec(KEEP, max_restarts=9)
+        later.start(spec, restart_count=3, job_id=job_id)
+        assert "from no copy in memory is left\n" in later.says(job_id, "done 3")
+        later.stop(job_id, restart_count=3)
+        later.ended(job_id)
+
+
+MOVE = """
+    import os, sys, time
+    import torch
+    import torch.distributed as dist
+    from torch.nn.parallel import DistributedDataParallel
+    from workbench.training.snapshots import Snapshots
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    model = DistributedDataParallel(torch.nn.Linear(300, 300))
+    memory = Snapshots.open()
+    restored = memory.restore()
+    if restored:
+        model.load_state_dict(restored.state)
+        print("from", restored.step, sorted(restored.extras), restored.extras[rank]["rank"], flush=True)
+    step = restored.step if restored else 0
+    for step in range(step + 1, step + 3):
+        torch.nn.init.constant_(model.module.weight, step)
+        assert memory.is_due(step)
+        memory.take(step, model.state_dict(), {"rank": rank})
+        dist.barrier()
+        assert memory.off == ""
+    print("done", step, float(model.module.weight.sum()), memory.reason, flush=True)
+    time.sleep(60)
+"""
+
+
+def test_a_host_that_has_no_copy_gets_it_from_one_that_has(host: AgentHost, tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    with agent_host(tmp_path / "other") as other:
+        spec = host.spec(MOVE, max_restarts=9, snapshot_every=1)
+        job_id = host.start(spec, ranks=2)
+        host.says(job_id, "done 2", rank=1)
+        host.says(job_id, "done 2", rank=0)
+        host.stop(job_id)
+        host.ended(job_id, 2)
+        for restart_count, step in ((1, 2), (2, 4)):  # from the first host; then each has its own
+            spread(host, other, spec, job_id, restart_count)
+            for agent, rank in ((host, 0), (other, 1)):
+                text = agent.says(job_id, f"done {step + 2}", rank=rank)
+                assert f"from {step} [{rank}] {rank}\n" in text
+            for agent in (host, other):
+                agent.stop(job_id, restart_count=restart_count)
+            host.ended(job_id, 2 + restart_count)
+            other.ended(job_id, restart_count)
+
+
+def spread(host: AgentHost, other: AgentHost, spec: JobSpec, job_id: str, restart_count: int) -> None:
+    """Start rank 0 on one agent, rank 1 on the other."""
+    host.agent.submit(StartStore(job_id=job_id, restart_count=restart_count, worker=WORKER, host="127.0.0.1"))
+    store = host.until(
+        job_id, lambda: [one for one in host.of(job_id, StoreStarted) if one.restart_count == restart_count]
+    )[0]
+    command = start_ranks(job_id, spec, 2, restart_count, (store.host, store.port))
+    for agent, place in zip((host, other), command.placements, strict=True):
+        agent.agent.submit(replace(command, placements=(replace(place, node_rank=place.rank),), nnodes=2))
