@@ -127,7 +127,15 @@ def test_values() -> None:
     assert read.phase("failed") is JobPhase.FAILED
     assert [read.seconds(text) for text in ("90", "1.5s", "2h", ".5")] == [90.0, 1.5, 7200.0, 0.5]
     assert [read.size(text) for text in ("10", "1K", "1.5M", "2GiB")] == [10, 1024, 1_572_864, 2**31]
-    for reader, text in [(read.ranks, ""), (read.ranks, "1-"), (read.ranks, "99999999"), (read.seconds, "soon")]:
+    assert [read.pace(text) for text in ("auto", "off", "20")] == [0, -1, 20]
+    for reader, text in [
+        (read.pace, "0"),
+        (read.pace, "-1"),
+        (read.ranks, ""),
+        (read.ranks, "1-"),
+        (read.ranks, "99999999"),
+        (read.seconds, "soon"),
+    ]:
         with pytest.raises(ValueError, match=" "):
             reader(text)
 

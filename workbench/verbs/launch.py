@@ -15,6 +15,7 @@ FIELDS: Final = (
     "min_ranks",
     "nproc_per_node",
     "max_restarts",
+    "snapshot_every",
     "cwd",
     "python",
     "cold",

@@ -33,6 +33,17 @@ def count(text: str) -> int:
     return int(text)
 
 
+def pace(text: str) -> int:
+    """Steps between two; `auto` is 0 and `off` -1, as `JobSpec` has them."""
+    words = {"auto": 0, "off": -1}
+    if text in words:
+        return words[text]
+    try:
+        return count(text)
+    except ValueError:
+        raise ValueError("a whole number from 1, auto or off") from None
+
+
 def nodes(text: str) -> tuple[int, int]:
     """`4` or, for an elastic job, `1:4`: the least (0: no fewer than all) and the most nodes."""
     least, colon, most = text.rpartition(":")

@@ -62,6 +62,12 @@ LAUNCH_OPTIONS: Final = (
         "N",
         read.whole,
     ),
+    Option(
+        ("--snapshot-every",),
+        "steps between two copies of the state in memory, or off (default auto: at most 3 % of the time)",
+        "N",
+        read.pace,
+    ),
     Option(("--name",), "what the job's id begins with (default: the program's name)", "NAME"),
     Option(("--env",), "an environment variable of the ranks", "KEY=VALUE", read.setting, repeats=True),
     Option(("--cwd",), "the ranks' working directory (default: this one)", "DIR", offers="dir"),
