@@ -1,0 +1,148 @@
+"""From the death of a rank to the first new step of the full world on 2 ranks: beside torchrun in one run.
+
+torchrun runs with TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1, without which its own restart mostly fails on gloo. The bar:
+a tenth of its time; at most 1 step lost with the memory tier.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+PROGRAM = Path(__file__).parent / "programs" / "recover.py"
+ROUNDS = int(os.environ.get("BENCH_ROUNDS", "3"))
+EPOCHS, PAUSE = 1000, 0.02
+FAULTS: dict[str, tuple[tuple[int, ...], int]] = {
+    "SIGKILL of rank 1": ((1,), signal.SIGKILL),
+    "SIGKILL of rank 0": ((0,), signal.SIGKILL),
+    "segmentation fault": ((1,), signal.SIGSEGV),
+    "SIGKILL of both at once": ((0, 1), signal.SIGKILL),
+}
+
+
+class Note(NamedTuple):
+    """One finished step as a rank noted it."""
+
+    time: float
+    step: int
+    restart: int
+    pid: int
+
+
+def notes(folder: Path, rank: int) -> list[Note]:
+    path = folder / f"rank{rank}.txt"
+    lines = path.read_text().splitlines() if path.exists() else []
+    whole = (line.split() for line in lines if len(line.split()) == 4)
+    return [Note(float(when), int(step), int(restart), int(pid)) for when, step, restart, pid in whole]
+
+
+def await_generation(folder: Path, restart: int, steps: int, limit: float) -> float | None:
+    """When both ranks had finished the first step of that generation, once they have so many; None: not in time."""
+    deadline = time.monotonic() + limit
+    while time.monotonic() < deadline:
+        of_ranks = [[n for n in notes(folder, rank) if n.restart >= restart] for rank in (0, 1)]
+        if all(len(found) >= steps for found in of_ranks):
+            return max(found[0].time for found in of_ranks)
+        time.sleep(0.01)
+    return None
+
+
+class Outcome(NamedTuple):
+    """`seconds` None: it did not come back in time."""
+
+    seconds: float | None
+    lost: int
+
+
+def strike(folder: Path, restart: int, ranks: tuple[int, ...], number: int, limit: float) -> Outcome:
+    """Kill ranks of generation `restart`, and see when both are back."""
+    assert await_generation(folder, restart, 15, limit) is not None, "the generation before did not get on"
+    last = {rank: notes(folder, rank)[-1] for rank in (0, 1)}
+    begun = time.time()
+    for rank in ranks:
+        os.kill(last[rank].pid, number)
+    back = await_generation(folder, restart + 1, 1, limit)
+    if back is None:
+        return Outcome(None, 0)
+    of_rank = notes(folder, 0)
+    before = max(n.step for n in of_rank if n.restart <= restart)
+    again = min(n.step for n in of_rank if n.restart > restart)
+    return Outcome(back - begun, max(0, before + 1 - again))
+
+
+def ours(folder: Path, ranks: tuple[int, ...], number: int) -> list[Outcome]:
+    from workbench.session import Session
+
+    with Session(slots=2) as session:
+        job = session.launch(PROGRAM, args=[folder, EPOCHS, PAUSE], nproc_per_node=2, max_restarts=ROUNDS + 1)
+        try:
+            return [strike(folder, restart, ranks, number, 30.0) for restart in range(ROUNDS)]
+        finally:
+            job.cancel(force=True)
+            job.exception(20)
+
+
+def torchrun(folder: Path, ranks: tuple[int, ...], number: int) -> list[Outcome]:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command += ["--max-restarts", "9", str(PROGRAM), str(folder), str(EPOCHS), str(PAUSE)]
+    environ = {**os.environ, "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(command, env=environ, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        try:
+            return [strike(folder, restart, ranks, number, 90.0) for restart in range(max(1, ROUNDS // 2))]
+        finally:
+            process.terminate()
+            process.wait(60)
+
+
+def main() -> list[tuple[str, str, str]]:
+    """Rows of (what, measured, bar)."""
+    from workbench.session import Session, stop_pool
+
+    rows = []
+    with tempfile.TemporaryDirectory() as root:
+        os.environ["DTRAIN_HOME"] = f"{root}/home"
+        Session(slots=2).close()
+        try:
+            for what, (ranks, number) in FAULTS.items():
+                found = {}
+                for runner in (ours, torchrun):
+                    folder = Path(root) / f"{runner.__name__}-{what.replace(' ', '-')}"
+                    folder.mkdir()
+                    found[runner.__name__] = runner(folder, ranks, number)
+                rows += table(what, found)
+        finally:
+            stop_pool()
+    return rows
+
+
+def table(what: str, found: dict[str, list[Outcome]]) -> list[tuple[str, str, str]]:
+    ours_, theirs = found["ours"], found["torchrun"]
+    ratio = "–" if _middle(theirs) is None or not _middle(ours_) else f"{_middle(theirs) / _middle(ours_):.1f}×"  # type: ignore[operator]
+    return [
+        (f"{what} → new step", f"{_figures(ours_)}; torchrun {_figures(theirs)}", ""),
+        (f"{what}: torchrun / ours", ratio, "≥ 10×"),
+        (f"{what}: steps lost, most", f"{max(o.lost for o in ours_)}; torchrun {max(o.lost for o in theirs)}", "≤ 1"),
+    ]
+
+
+def _middle(outcomes: list[Outcome]) -> float | None:
+    seconds = [outcome.seconds for outcome in outcomes if outcome.seconds is not None]
+    return statistics.median(seconds) if seconds else None
+
+
+def _figures(outcomes: list[Outcome]) -> str:
+    middle, failed = _middle(outcomes), sum(outcome.seconds is None for outcome in outcomes)
+    text = "never" if middle is None else f"{middle:.2f} s"
+    return f"{text} ({failed} of {len(outcomes)} did not come back)" if failed else text
+
+
+if __name__ == "__main__":
+    for row in main():
+        print("  ".join(row))
