@@ -34,13 +34,14 @@ class Note(NamedTuple):
     step: int
     restart: int
     pid: int
+    data: str  # of which batch it was
 
 
 def notes(folder: Path, rank: int) -> list[Note]:
     path = folder / f"rank{rank}.txt"
     lines = path.read_text().splitlines() if path.exists() else []
-    whole = (line.split() for line in lines if len(line.split()) == 4)
-    return [Note(float(when), int(step), int(restart), int(pid)) for when, step, restart, pid in whole]
+    whole = (line.split() for line in lines if len(line.split()) == 5)
+    return [Note(float(w), int(step), int(count), int(pid), data) for w, step, count, pid, data in whole]
 
 
 def await_generation(folder: Path, restart: int, steps: int, limit: float) -> float | None:
