@@ -1,5 +1,6 @@
-"""What `make demo` runs: a pool of its own, digits_reported.py on 2 ranks watched in the terminal, and what came of it.
+"""What `make demo` runs: digits_reported.py on 2 ranks in a pool of its own, watched in the terminal.
 
+On the way one rank is killed and another frozen; the job recovers from both by itself, and its timeline tells how.
 Everything is kept under .demo in the working tree. The pool ends with the demo, however that ends.
 """
 
@@ -8,6 +9,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 from workbench import Job, JobPhase, Session
@@ -20,6 +22,30 @@ DTRAIN = (sys.executable, "-m", "workbench")
 def dtrain(*words: str) -> int:
     """The command as one types it; its exit code."""
     return subprocess.call([*DTRAIN, *words], cwd=TREE)
+
+
+TROUBLE = ((600, "kill", 1), (1400, "stop", 0))  # from which step on, what, to which rank
+PATIENCE = 120.0  # s for any of it
+
+
+def make_trouble(job: Job, watcher: subprocess.Popen[bytes]) -> None:
+    """Do each fault once the job has got that far."""
+    for step, fault, rank in TROUBLE:
+        deadline = time.monotonic() + PATIENCE
+        while job.view().step < step or job.phase is not JobPhase.HEALTHY:
+            if job.phase.is_terminal or watcher.poll() is not None or time.monotonic() > deadline:
+                return
+            time.sleep(0.1)
+        job.inject(fault, rank)
+
+
+def newest(session: Session, watcher: subprocess.Popen[bytes]) -> Job | None:
+    """The job that was launched just now."""
+    while watcher.poll() is None:
+        if running := session.pool_status().running:
+            return session.attach(running[0])
+        time.sleep(0.05)
+    return None
 
 
 def show(job: Job) -> bool:
@@ -36,11 +62,17 @@ def main() -> int:
     os.environ["DTRAIN_HOME"] = str(HOME)
     if dtrain("up", "--slots", "2"):
         return 1
-    print("\n$ dtrain launch notebooks/digits_reported.py --nproc-per-node 2 --wait", flush=True)
-    code = dtrain("launch", "notebooks/digits_reported.py", "--nproc-per-node", "2", "--wait")
-    with Session(start=False) as session:
-        succeeded = show(session.attach(session.job_ids(limit=1)[0]))
-    return code or int(not succeeded)
+    words = ("launch", "notebooks/digits_reported.py", "--nproc-per-node", "2", "--max-restarts", "3", "--wait")
+    print(f"\n$ dtrain {' '.join(words)}", flush=True)
+    with Session(start=False) as session, subprocess.Popen([*DTRAIN, *words], cwd=TREE) as watcher:
+        job = newest(session, watcher)
+        if job is None:
+            return watcher.wait() or 1
+        make_trouble(job, watcher)
+        code = watcher.wait()
+        succeeded = show(job)
+    print(f"\n$ dtrain timeline {job.job_id}", flush=True)
+    return code or dtrain("timeline", job.job_id) or int(not succeeded)
 
 
 def clean_up() -> None:

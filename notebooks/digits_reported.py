@@ -1,4 +1,4 @@
-"""digits.py with what only the script knows told to the live view: its loss, and how far it is.
+"""digits.py with what only the script knows told to `Run`: its loss, how far it is, and what a checkpoint has to hold.
 
 `Run` does nothing outside a job, so this runs under torchrun and plain python as well.
 """
@@ -25,7 +25,8 @@ def main() -> None:
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, args.epochs * len(loader))
 
     run = Run.current()
-    for step, (images, labels) in run.steps(loader, epochs=args.epochs):
+    state = {"model": model, "optimizer": optimizer, "schedule": schedule}
+    for step, (images, labels) in run.steps(loader, state, epochs=args.epochs):
         optimizer.zero_grad()
         loss = F.cross_entropy(model(images.to(device)), labels.to(device))
         loss.backward()

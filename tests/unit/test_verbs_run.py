@@ -80,11 +80,16 @@ def test_which_job_is_meant() -> None:
     two = context_of(FakeSession(running=["run-1", "run-2"]))
     with pytest.raises(UsageError, match=r"which job\? 2 jobs run \(give one of: run-1, run-2\)"):
         do(two, "status")
-    none = context_of(FakeSession("old-1"))
-    with pytest.raises(UsageError, match=r"which job\? no job runs \(give one of: old-1\)"):
-        do(none, "status")
+    none = context_of(FakeSession("old-2", "old-1"))
+    assert "old-2" in do(none, "status").text, "the newest that has ended"
     with pytest.raises(UsageError, match="launch one with"):
         do(context_of(FakeSession()), "status")
+
+
+def test_quiet_leaves_out_what_only_says_that_it_was_done() -> None:
+    context = context_of(FakeSession(running=["run-1"]))
+    assert do(context, "cancel").text and not do(context, "cancel --quiet").text
+    assert do(context, "status --quiet").text, "that was asked for"
 
 
 # --- launch -----------------------------------------------------------------------------------------------------------

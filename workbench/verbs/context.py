@@ -160,7 +160,7 @@ class Context:
             self.interactive_id = job.job_id
 
     def job(self, args: Arguments) -> Job:
-        """The job that was named, else the current one, else the only one that runs."""
+        """The job that was named, else the current one, else the only one that runs, else the newest that has ended."""
         session = self.session(args)
         if args.job:
             return session.attach(args.job)
@@ -172,9 +172,10 @@ class Context:
         active = [*dict.fromkeys([*status.running, *(job_id for job_id, _ in status.waiting)])]
         if len(active) == 1:
             return session.attach(active[0])
-        candidates = active or session.job_ids(limit=5)
-        what = f"{len(active)} jobs run" if active else "no job runs"
-        raise UsageError(f"which job? {what}", hint=_one_of(candidates))
+        if not active and (ended := session.job_ids(limit=1)):
+            return session.attach(ended[0])
+        what = f"{len(active)} jobs run" if active else "no job has run here"
+        raise UsageError(f"which job? {what}", hint=_one_of(active))
 
     def interactive_job(self, args: Arguments) -> Job:
         """The interactive job that cells run on; raises `UsageError` with how to come by one."""

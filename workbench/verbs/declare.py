@@ -67,7 +67,10 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Verb:
-    """One verb. `takes_program`: SCRIPT and its arguments follow, by `parse`'s rule."""
+    """One verb. `takes_program`: SCRIPT and its arguments follow, by `parse`'s rule.
+
+    `is_act`: its text only says that it was done, and --quiet leaves it out.
+    """
 
     name: str
     summary: str
@@ -78,6 +81,7 @@ class Verb:
     notes: str = ""
     listed: tuple[tuple[str, str], ...] = ()  # the choices of an operand, each with a line of help
     takes_program: bool = False
+    is_act: bool = False
     aliases: tuple[str, ...] = ()
 
     def option(self, flag: str) -> Option | None:
@@ -87,4 +91,8 @@ class Verb:
 HELP: Final = Option(("-h", "--help"), "show this text")
 JSON: Final = Option(("--json",), "one JSON document, and nothing else on standard output")
 QUIET: Final = Option(("-q", "--quiet"), "say nothing but what was asked for")
-JOB: Final = Operand("JOB", "a job's id or the beginning of it; left out: the current job", offers="job")
+JOB: Final = Operand(
+    "JOB",
+    "a job's id or the beginning of it; left out: the current one, else that which runs or ran last",
+    offers="job",
+)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final
 
 from workbench.errors import UsageError
@@ -12,6 +13,7 @@ from workbench.verbs.context import Context
 from workbench.verbs.declare import HELP, JOB, JSON, QUIET, Arguments, Operand, Option, Outcome, Verb
 from workbench.verbs.help import overview, verb_help
 from workbench.verbs.parse import nearest, parse
+from workbench.verbs.shown import Text
 
 _WHERE: Final = (
     Option(("--pool",), "the pool of this machine with that name; left out: the current one", "NAME", offers="pool"),
@@ -98,10 +100,11 @@ VERBS: Final[tuple[Verb, ...]] = (
         "up", "start the pool of this machine, or find it running", pools.start,
         options=(_SLOTS, *_NAMED), examples=("up", "up -n 4", "up --name night -n 2"), aliases=("pool start",),
         notes="The pool's processes outlive the notebook or shell that started them; dtrain down ends them.",
+        is_act=True,
     ),
     Verb(
         "down", "stop the pool, with all its jobs", pools.stop,
-        options=_NAMED, examples=("down", "down --name night"), aliases=("pool stop",),
+        options=_NAMED, examples=("down", "down --name night"), aliases=("pool stop",), is_act=True,
     ),
     Verb(
         "pool", "show the pool's workers, slots and jobs; exit code 1 when it does not run", pools.status,
@@ -176,7 +179,7 @@ VERBS: Final[tuple[Verb, ...]] = (
     Verb(
         "cancel", "end a job: SIGTERM, its grace, SIGKILL", jobs.cancel,
         operands=(JOB,), options=(Option(("--force",), "SIGKILL at once"), *_COMMON),
-        examples=("cancel", "cancel train-1f2e --force"),
+        examples=("cancel", "cancel train-1f2e --force"), is_act=True,
     ),
     Verb(
         "resume", "have an ended job go on from a checkpoint; does nothing while it runs", jobs.resume,
@@ -186,16 +189,16 @@ VERBS: Final[tuple[Verb, ...]] = (
             Option(("-n", "--ranks"), "on that many ranks (default: as before)", "N", read.count),
             *_COMMON,
         ),
-        examples=("resume", "resume train-1f2e --step 400", "resume -n 4"),
+        examples=("resume", "resume train-1f2e --step 400", "resume -n 4"), is_act=True,
     ),
     Verb(
         "resize", "have a running job go on with another number of ranks, from a checkpoint", jobs.resize,
         operands=(Operand("RANKS", "how many ranks from now on", required=True, read=read.count, named="ranks"), JOB),
-        options=_COMMON, examples=("resize 4", "resize 2 train-1f2e"),
+        options=_COMMON, examples=("resize 4", "resize 2 train-1f2e"), is_act=True,
     ),
     Verb(
         "interrupt", "KeyboardInterrupt in the cell that an interactive job runs; its ranks live on", jobs.interrupt,
-        operands=(JOB,), options=(_RANKS, *_COMMON), examples=("interrupt", "interrupt -r 1"),
+        operands=(JOB,), options=(_RANKS, *_COMMON), examples=("interrupt", "interrupt -r 1"), is_act=True,
     ),
     Verb(
         "inject", "do a fault to a rank, on purpose", jobs.inject,
@@ -206,14 +209,14 @@ VERBS: Final[tuple[Verb, ...]] = (
         ),
         listed=tuple((name, f"{fault.help} ({fault.place.value})") for name, fault in FAULTS.items()),
         notes="Only what has happened is a fault: until then, and where it goes on, inject continue ends it.",
-        examples=("inject kill --rank 1", "inject stop train-1f2e -r 0"),
+        examples=("inject kill --rank 1", "inject stop train-1f2e -r 0"), is_act=True,
     ),
     Verb(
         "push", "bind a variable in the ranks of an interactive job", jobs.push,
         operands=(
             Operand("NAME", "a variable here, or NAME=LITERAL", required=True, named="value", offers="name"), JOB,
         ),
-        options=(_RANKS, *_COMMON), examples=("push batch", "push lr=0.1 -r 0,2"),
+        options=(_RANKS, *_COMMON), examples=("push batch", "push lr=0.1 -r 0,2"), is_act=True,
     ),
     Verb(
         "pull", "fetch an expression's value from the ranks, by rank; a plain name is bound here", jobs.pull,
@@ -288,4 +291,7 @@ def run(context: Context, words: Sequence[str], verbs: Sequence[Verb] = VERBS, *
     args.quiet = is_quiet or getattr(args, "quiet", False)
     if args.help:
         return Outcome(text=verb_help(verb, context.prefix))
-    return verb.run(context, args)
+    outcome = verb.run(context, args)
+    if args.quiet and verb.is_act:
+        return replace(outcome, text="", value=None if isinstance(outcome.value, Text) else outcome.value)
+    return outcome
