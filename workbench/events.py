@@ -75,6 +75,8 @@ class RankRaised(_Event, frozen=True, kw_only=True):
     traceback: str
     is_collective: bool = False  # raised by a collective because a peer went away
     step: int | None = None
+    collective: str = ""  # the one that raised, by its black box
+    collective_seq: int = 0
 
 
 class RankExited(_Event, frozen=True, kw_only=True):
@@ -89,6 +91,8 @@ class RankExited(_Event, frozen=True, kw_only=True):
     detail: str = ""  # what else is known: "out of memory", "lost with its zygote"
     stop_signal: int | None = None  # the last signal that the agent itself had sent to end it
     log_path: str = ""
+    collective: str = ""  # the one that it was in
+    collective_seq: int = 0
 
 
 class WorkerLost(_Event, frozen=True, kw_only=True):

@@ -48,7 +48,8 @@ class ChildEvidence(msgspec.Struct, frozen=True, kw_only=True):
 class RankEvidence(msgspec.Struct, frozen=True, kw_only=True):
     """One rank. `missing`: why nothing more is known, empty where it is.
 
-    `state`: the process' letter in /proc. `cpu`: percent of a core in the last second or so. `answered`: the rank's own
+    `state`: the process' letter in /proc. `cpu`: percent of a core meanwhile, `cpu_time` s that the process has used by
+    `clock`, s of its host's. `answered`: the rank's own
     thread answered, which it cannot while something holds the interpreter; None: it was not asked. `where`: the
     program's innermost line, `train.py:41 in load`; `call`: what that has called, `all_reduce
     (torch/distributed/distributed_c10d.py)`. Times in s.
@@ -60,6 +61,8 @@ class RankEvidence(msgspec.Struct, frozen=True, kw_only=True):
     pid: int = 0
     state: str = ""
     cpu: float = 0.0
+    cpu_time: float = 0.0
+    clock: float = 0.0
     step: int = 0
     activity: str = ""
     age: float = 0.0

@@ -137,7 +137,9 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
     traceback: str = ""
     step: int | None = None
     log_path: str = ""
-    stall: Stall | None = None  # of a rank that did not end, but stopped getting on
+    stall: Stall | None = None  # of ranks that stopped getting on, or of what made a collective fail
+    collective: str = ""  # the one that it failed in
+    collective_seq: int = 0
 
 
 class Placement(msgspec.Struct, frozen=True, kw_only=True):
@@ -161,6 +163,8 @@ class RankState(msgspec.Struct, frozen=True, kw_only=True):
     exit_code: int | None = None
     signal: int | None = None
     log_path: str = ""
+    collective: str = ""  # that it was in when it ended
+    collective_seq: int = 0
 
 
 class JobState(msgspec.Struct, frozen=True, kw_only=True):

@@ -20,7 +20,7 @@ from workbench.agent.frames import find_place, shorten_all
 from workbench.agent.launch import first_path
 from workbench.agent.processes import RankProcess
 from workbench.agent.stacks import AT_ONCE, NONE, dump_stack, find_spy, tidy
-from workbench.agent.usage import process_state
+from workbench.agent.usage import own_cpu, process_state
 from workbench.agent.watch import Pulse
 from workbench.agent.witness import Witness
 from workbench.evidence import ChildEvidence, RankEvidence
@@ -53,7 +53,8 @@ def ask(process: RankProcess, pulse: Pulse, *, deep: bool) -> Question:
         worker=process.plan.placement.worker,
         pid=process.pid,
         state=state,
-        cpu=pulse.cpu,
+        cpu_time=own_cpu(process.pid),
+        clock=time.monotonic(),
         step=snapshot.step,
         activity=snapshot.activity.name,
         age=pulse.age,

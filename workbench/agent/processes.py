@@ -10,7 +10,7 @@ import socket
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import msgspec
 
@@ -23,7 +23,7 @@ from workbench.agent.transcript import Transcript
 from workbench.agent.wire import Channel, Frame, Header, close_all
 from workbench.agent.witness import Witness
 from workbench.agent.words import doing, split_status
-from workbench.blackbox import Snapshot
+from workbench.blackbox import Activity, Snapshot
 from workbench.commands import StartRanks
 from workbench.events import Event, LaunchFailed, RankExited, RankRaised, RankStarted
 from workbench.state import Placement
@@ -167,6 +167,7 @@ class RankProcess:
             detail=self.detail,
             stop_signal=self.stop_signal,
             log_path=self.plan.log_path,
+            **_collective(snapshot if snapshot and snapshot.activity is Activity.COLLECTIVE else None),
         )
 
     def _memory_detail(self, peak: int) -> str:
@@ -226,6 +227,7 @@ class RankProcess:
     def _on_raised(self, header: Header) -> None:
         if self.stop_signal is None:
             self.left = 1
+        snapshot = self._snapshot()
         raised = RankRaised(
             time=self._loop.wall(),
             restart_count=self.restart_count,
@@ -233,7 +235,8 @@ class RankProcess:
             error=header["error"],
             traceback=header["traceback"],
             is_collective=header["is_collective"],
-            step=_step(self._snapshot()),
+            step=_step(snapshot),
+            **_collective(snapshot if header["is_collective"] else None),
         )
         self.emit(raised)
 
@@ -336,6 +339,13 @@ def is_readable(fd: int) -> bool:
     poll = select.poll()
     poll.register(fd, select.POLLIN)
     return bool(poll.poll(0))
+
+
+def _collective(snapshot: Snapshot | None) -> dict[str, Any]:
+    """The collective that the rank was in, as fields of an event."""
+    if snapshot is None or not snapshot.collective:
+        return {}
+    return {"collective": snapshot.collective, "collective_seq": snapshot.collective_seq}
 
 
 def _step(snapshot: Snapshot | None) -> int | None:

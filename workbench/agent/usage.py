@@ -43,6 +43,15 @@ def process_state(pid: int) -> str:
         return ""
 
 
+def own_cpu(pid: int) -> float:
+    """CPU seconds that the process itself has used; 0 when it is gone."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+    except OSError:
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) * TICK
+
+
 def is_stopped(pid: int) -> bool:
     """Whether the process stands still by SIGSTOP."""
     return process_state(pid) in ("T", "t")

@@ -46,7 +46,15 @@ def rank_exited(state: JobState, event: RankExited) -> Outcome:
         return state, ()
     failure = exit_failure(state, event, rank)
     phase = exit_phase(state, event)
-    exited = with_rank(state, event.rank, phase=phase, exit_code=event.exit_code, signal=event.signal)
+    exited = with_rank(
+        state,
+        event.rank,
+        phase=phase,
+        exit_code=event.exit_code,
+        signal=event.signal,
+        collective=event.collective,
+        collective_seq=event.collective_seq,
+    )
     return settle(exited, event.time) if failure is None else fail(exited, (failure,), event.time)
 
 
@@ -120,7 +128,7 @@ def _succeed(state: JobState, time: float) -> Outcome:
 
 def tell(state: JobState, time: float) -> Outcome:
     """Announce the generation's first cause: once, and again only when a later word shows that it was another."""
-    cause = first_cause(state.failures)
+    cause = first_cause(state.failures, state.ranks)
     if state.failure == cause:
         return replace(state, deadline=None), ()
     rest = tuple(f for f in state.failures if f is not cause)

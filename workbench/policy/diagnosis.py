@@ -32,7 +32,7 @@ from workbench.policy.waits import (
 from workbench.state import Stall, StallKind
 
 JOINING: Final = ("init_process_group", "new_group", "split_group")
-BUSY: Final = 50.0  # percent of a core
+BUSY: Final = 25.0  # percent of a core, which it may share
 EXCUSES: Final = (  # what a rank may take its time for in the middle of a run: frame, what it is, s
     ("/pdb.py:", "it is in a debugger", float("inf")),
     ("/bdb.py:", "it is in a debugger", float("inf")),
@@ -75,6 +75,11 @@ def diagnose(
     if blamed_only and not (verdict.culprits or verdict.suspects):
         return None
     return None if is_excused(case, verdict) else verdict
+
+
+def mismatch_of(ranks: Sequence[RankEvidence]) -> Verdict | None:
+    """Who entered another collective than the others, where they did."""
+    return _mismatch(Case(ranks=tuple(sorted(ranks, key=lambda rank: rank.rank)), limit=0.0))
 
 
 def is_excused(case: Case, verdict: Verdict) -> bool:
@@ -308,7 +313,9 @@ def _is_loading(rank: RankEvidence) -> bool:
 
 def _instead(rank: RankEvidence) -> tuple[StallKind, str]:
     """What a rank does in place of getting on: the first line that fits."""
-    lock = any(word in main_thread(rank.stack)[:400] for word in ("acquire (", "lock ("))
+    main = main_thread(rank.stack)
+    has_ended = rank.activity == "EXITING" or "_shutdown (threading.py" in main
+    locked = rank.call.startswith(("wait (threading.py", "acquire (threading.py", "__enter__ (threading.py"))
     stopped = [child.pid for child in rank.children if child.state in ("T", "t")]
     table: tuple[tuple[bool, StallKind, str], ...] = (
         (
@@ -317,11 +324,11 @@ def _instead(rank: RankEvidence) -> tuple[StallKind, str]:
             f"its loader's worker process {stopped[0]} is stopped by a signal" if stopped else "",
         ),
         (_is_loading(rank), StallKind.DATA, "it waits for its data loader"),
-        (rank.activity == "EXITING", StallKind.RETURNED, "its program has ended, its process has not"),
+        (has_ended, StallKind.RETURNED, "its program has ended, its process has not"),
         (rank.answered is False and rank.state == "R", StallKind.BUSY, "it computes and lets no other thread run"),
-        (rank.state == "R" and rank.cpu >= BUSY, StallKind.BUSY, "it computes without getting on"),
+        (rank.cpu >= BUSY, StallKind.BUSY, "it computes without getting on"),
         (rank.state == "D", StallKind.ABSENT, "it waits for a disk or a network file system"),
-        (lock, StallKind.ABSENT, "it waits for a lock"),
+        (locked, StallKind.ABSENT, "it waits for a lock"),
         (rank.activity == "COLLECTIVE", StallKind.ABSENT, f"it is in {rank.collective or 'another collective'}"),
         (rank.activity == "IDLE", StallKind.RETURNED, "its cell has ended"),
         (True, StallKind.ABSENT, "it stands" if rank.where else "it is elsewhere"),

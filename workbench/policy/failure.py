@@ -9,23 +9,57 @@ from __future__ import annotations
 import signal
 from typing import Final
 
+from msgspec.structs import replace
+
 from workbench.events import LaunchFailed, NonFiniteFound, RankExited, RankRaised, StallDetected, WorkerLost
-from workbench.state import Failure, FailureKind, JobPhase, JobState, RankPhase, RankState
+from workbench.evidence import RankEvidence
+from workbench.policy.diagnosis import as_stall, mismatch_of
+from workbench.state import Failure, FailureKind, JobPhase, JobState, RankPhase, RankState, Stall, StallKind
 
 SETTLE: Final = 0.2  # s in which failures count as simultaneous, and a first one waits for one that outranks it
 SAID: Final = (FailureKind.COLLECTIVE, FailureKind.EXCEPTION)  # what a rank itself tells of its end
 LISTED: Final = 8  # ranks named in one reason
 
 
-def first_cause(failures: tuple[Failure, ...]) -> Failure:
+def first_cause(failures: tuple[Failure, ...], ranks: tuple[RankState, ...] = ()) -> Failure:
     """The failure that explains the others.
 
     A collective error only ever follows from something else, where anything else is known. Of what happened within
-    `SETTLE` of the earliest it is the highest kind, among equals the earliest, then the lowest rank.
+    `SETTLE` of the earliest it is the highest kind, among equals the earliest, then the lowest rank. Ranks that failed
+    in one collective and had entered different ones failed of that: with gloo an innocent rank aborts. `ranks` tells of
+    those that were stopped in it meanwhile.
     """
+    if mismatch := find_mismatch(failures, ranks):
+        return mismatch
     own = [f for f in failures if f.kind is not FailureKind.COLLECTIVE] or failures
     latest = min(f.time for f in own) + SETTLE
     return min((f for f in own if f.time <= latest), key=lambda f: (-f.kind, f.time, -1 if f.rank is None else f.rank))
+
+
+def find_mismatch(failures: tuple[Failure, ...], ranks: tuple[RankState, ...]) -> Failure | None:
+    """A failure that says who entered another collective than the others; None where that explains nothing."""
+    newest = max((f.collective_seq for f in failures if f.collective and f.rank is not None), default=0)
+    inside = [f for f in failures if f.collective and f.rank is not None and f.collective_seq == newest]
+    entered = {r.rank: r.collective for r in ranks if r.collective and r.collective_seq == newest}
+    entered.update({f.rank: f.collective for f in inside if f.rank is not None})
+    known = [
+        RankEvidence(rank=rank, activity="COLLECTIVE", collective=name, collective_seq=newest)
+        for rank, name in entered.items()
+    ]
+    verdict = mismatch_of(known)
+    if verdict is None or not inside:
+        return None
+    first = min(inside, key=lambda f: f.time)
+    return Failure(
+        kind=FailureKind.EXCEPTION,
+        rank=verdict.culprits[0] if verdict.culprits else None,
+        reason=f"{verdict.reason}; {first.reason}",
+        time=first.time,
+        traceback=next((f.traceback for f in inside if f.traceback), ""),
+        step=first.step,
+        log_path=next((f.log_path for f in inside if f.rank in verdict.culprits[:1]), first.log_path),
+        stall=replace(as_stall(verdict, known, since=first.time), step=first.step),
+    )
 
 
 def was_stopped(state: JobState, event: RankExited) -> bool:
@@ -48,6 +82,8 @@ def exit_phase(state: JobState, event: RankExited) -> RankPhase:
 
 def exit_failure(state: JobState, event: RankExited, rank: RankState) -> Failure | None:
     """What the exit says that is not known yet; None for a good end, ours, or one that the rank explained before."""
+    if _left_others(state, event):
+        return _returned(state, event)
     has_said = any(f.rank == event.rank and f.kind in SAID for f in state.failures)
     if has_said or exit_phase(state, event) is not RankPhase.FAILED or _is_too_late(state, event):
         return None
@@ -63,6 +99,40 @@ def exit_failure(state: JobState, event: RankExited, rank: RankState) -> Failure
         time=event.time,
         step=event.step,
         log_path=event.log_path or rank.log_path,
+        collective=event.collective,
+        collective_seq=event.collective_seq,
+    )
+
+
+def _left_others(state: JobState, event: RankExited) -> bool:
+    """Whether it ended well at the moment in which collectives of others failed, and nothing else explains that."""
+    is_known = any(f.kind is not FailureKind.COLLECTIVE for f in state.failures)
+    is_good = exit_phase(state, event) is RankPhase.SUCCEEDED and bool(state.failures)
+    return is_good and not is_known and not _is_late(state, event.time)
+
+
+def _returned(state: JobState, event: RankExited) -> Failure:
+    reason = f"rank {event.rank} ended{_at(event.step)} while the others go on"
+    return Failure(
+        kind=FailureKind.EXIT,
+        rank=event.rank,
+        reason=f"{reason}; {state.failures[0].reason}",
+        time=event.time,
+        step=event.step,
+        log_path=event.log_path,
+        stall=_return_stall((event.rank,), reason, event.time, event.step, state.failures[0]),
+    )
+
+
+def _return_stall(ranks: tuple[int, ...], reason: str, time: float, step: int | None, failure: Failure) -> Stall:
+    return Stall(
+        kind=StallKind.RETURNED,
+        ranks=ranks,
+        reason=reason,
+        since=time,
+        step=step,
+        collective=failure.collective,
+        collective_seq=failure.collective_seq,
     )
 
 
@@ -70,7 +140,7 @@ def raise_failure(state: JobState, event: RankRaised, rank: RankState) -> Failur
     """The exception as a failure; None for one that came of our stopping the rank."""
     if _is_too_late(state, event):
         return None
-    return Failure(
+    failure = Failure(
         kind=FailureKind.COLLECTIVE if event.is_collective else FailureKind.EXCEPTION,
         rank=event.rank,
         reason=f"rank {event.rank} raised {event.error}{_at(event.step)}",
@@ -78,7 +148,15 @@ def raise_failure(state: JobState, event: RankRaised, rank: RankState) -> Failur
         traceback=event.traceback,
         step=event.step,
         log_path=rank.log_path,
+        collective=event.collective,
+        collective_seq=event.collective_seq,
     )
+    gone = tuple(r.rank for r in state.ranks if r.phase is RankPhase.SUCCEEDED)
+    if not event.is_collective or not gone or state.failures:
+        return failure
+    reason = f"{_names(list(gone))} ended while the others go on"
+    stall = _return_stall(gone, reason, event.time, event.step, failure)
+    return replace(failure, reason=f"{reason}; {failure.reason}", stall=stall)
 
 
 def launch_failure(event: LaunchFailed) -> Failure:

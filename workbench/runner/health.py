@@ -250,6 +250,7 @@ def _renewed(evidence: list[RankEvidence], fresh: list[RankEvidence]) -> list[Ra
         replace(
             old,
             age=new.age,
+            cpu=100.0 * (new.cpu_time - old.cpu_time) / max(new.clock - old.clock, 0.01),
             step=new.step,
             activity=new.activity,
             state=new.state,
