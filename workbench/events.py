@@ -88,7 +88,8 @@ class RankExited(_Event, frozen=True, kw_only=True):
     signal: int | None = None
     step: int | None = None  # last step the rank had finished, from its black box
     doing: str = ""  # what it was doing then, in words
-    detail: str = ""  # what else is known: "out of memory", "lost with its zygote"
+    detail: str = ""  # what else is known: "out of memory", "lost with its zygote", "in train.py:41 in load"
+    traceback: str = ""  # of a crash in native code: faulthandler's, most recent call first
     stop_signal: int | None = None  # the last signal that the agent itself had sent to end it
     log_path: str = ""
     collective: str = ""  # the one that it was in

@@ -57,7 +57,16 @@ def test_a_short_traceback_is_whole() -> None:
 def test_a_killed_rank_has_no_traceback() -> None:
     killed = failure(1, "killed by SIGKILL at step 9 while in all_reduce", log_path="/l", kind=FailureKind.SIGNAL)
     told = failure_text(state(killed, first=killed, reason="a reason that says more"))
-    assert told.splitlines() == [killed.reason, "log: /l", "a reason that says more"]
+    assert told.splitlines()[:3] == [killed.reason, "log: /l", "a reason that says more"]
+
+
+def test_what_is_likely_behind_it_comes_last() -> None:
+    killed = failure(1, "raised MemoryError at step 9: out of memory")
+    assert [line.split(":")[0] for line in failure_text(state(killed, first=killed)).splitlines()] == [
+        "rank 1 raised MemoryError at step 9",
+        "likely cause",
+        "what to do",
+    ]
 
 
 def test_it_stays_small_whatever_the_ranks_say() -> None:

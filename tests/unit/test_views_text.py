@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from workbench.feed import JobSummary, PoolStatus, WorkerStatus
-from workbench.state import JobPhase, RankPhase
+from workbench.state import Failure, FailureKind, JobPhase, RankPhase
 from workbench.views.job import JobView, RankRow
 from workbench.views.text import one_line, render_jobs, render_pool, render_status
 from workbench.views.wording import count, number, percent, ranks_text, rate, seconds, size, span
@@ -154,3 +154,12 @@ def test_wording() -> None:
         "1,240", "3,206 samples/s", "–", "0.5 samples/s", "1e-07",
     )  # fmt: skip
     assert (percent(0.001), percent(0.0), percent(0.412)) == ("<1 %", "0 %", "41 %")
+
+
+def test_advice_is_told_whole_and_wrapped() -> None:
+    killed = Failure(kind=FailureKind.SIGNAL, rank=1, reason="rank 1 killed by SIGKILL at step 4", time=1.0)
+    text = render_status(view(row(0), phase=JobPhase.FAILED, failure=killed), width=60)
+    lines = text.splitlines()
+    assert max(map(len, lines)) <= 60 and any(line.startswith("what to do: ") for line in lines)
+    assert "a container at its memory limit" in " ".join(lines)
+    assert "likely cause" not in render_status(view(row(0), failure=killed))

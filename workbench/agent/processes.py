@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import re
 import select
 import signal
 import socket
@@ -15,6 +16,7 @@ from typing import Any, Final, TypeAlias
 import msgspec
 
 from workbench import blackbox
+from workbench.agent.lastwords import LastWords, last_words, read_end
 from workbench.agent.launch import memory_file
 from workbench.agent.logfile import LogFile
 from workbench.agent.loop import Loop
@@ -33,6 +35,11 @@ Emit: TypeAlias = Callable[[Event | Report], None]
 FACTS: Final = (
     "CheckpointSaved", "CheckpointFailed", "CheckpointRefused", "RunResumed", "NonFiniteFound", "FaultHappened",
 )  # fmt: skip
+
+
+KILLED_WORKER: Final = re.compile(r"DataLoader worker \(pid (\d+)\) is killed by signal: Killed")
+# Signals that a process sends itself by what it does: it leaves a stack.
+CRASHES: Final = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)
 
 
 @dataclass(frozen=True)
@@ -75,6 +82,7 @@ class RankProcess:
         self._channel: Channel | None = None
         self.own_group: Group | None = None  # a memory cgroup that was made for it
         self._kills_before = 0
+        self._log, self._log_begin = log, log.position  # where this generation's part of it begins
 
     # --- what its zygote says of it ---
 
@@ -154,8 +162,12 @@ class RankProcess:
             # The interpreter takes tenths of a second to end, and closes its sockets early: peers fail, and the stop
             # that this brings about finds it still leaving. It left of itself all the same.
             code, number, self.stop_signal = self.left, None, None
-        if number == signal.SIGKILL and not self.detail and self.stop_signal is None:
-            self.detail = self._memory_detail(peak)
+        words = LastWords()
+        if self.stop_signal is None and not self.detail:
+            if number == signal.SIGKILL:
+                self.detail = self._memory_detail(peak)
+            elif number in CRASHES:
+                words = last_words(read_end(self.plan.log_path, self._log_begin - self._log.start))
         return RankExited(
             time=time,
             restart_count=self.restart_count,
@@ -164,7 +176,8 @@ class RankProcess:
             signal=number,
             step=_step(snapshot),
             doing=doing(snapshot) if snapshot and code != 0 else "",
-            detail=self.detail,
+            detail=self.detail or words.text,
+            traceback=words.stack,
             stop_signal=self.stop_signal,
             log_path=self.plan.log_path,
             **_collective(snapshot if snapshot and snapshot.activity is Activity.COLLECTIVE else None),
@@ -228,11 +241,14 @@ class RankProcess:
         if self.stop_signal is None:
             self.left = 1
         snapshot = self._snapshot()
+        error = header["error"]
+        if (killed := KILLED_WORKER.search(error)) and self._ledger.explains(int(killed[1]), self._kills_before):
+            error = f"{error} (out of memory: the kernel ended it)"
         raised = RankRaised(
             time=self._loop.wall(),
             restart_count=self.restart_count,
             rank=self.rank,
-            error=header["error"],
+            error=error,
             traceback=header["traceback"],
             is_collective=header["is_collective"],
             step=_step(snapshot),

@@ -19,6 +19,14 @@ from workbench.state import Failure, FailureKind, JobPhase, JobState, RankPhase,
 SETTLE: Final = 0.2  # s in which failures count as simultaneous, and a first one waits for one that outranks it
 SAID: Final = (FailureKind.COLLECTIVE, FailureKind.EXCEPTION)  # what a rank itself tells of its end
 LISTED: Final = 8  # ranks named in one reason
+NAMES: Final = {"MemoryError": "out of memory", "KeyboardInterrupt": "interrupted"}
+PEER_LOST: Final = (
+    "Watchdog caught collective operation timeout",
+    "NCCL communicator was aborted",
+    "remote process exited",
+    "Connection closed by peer",
+    "Connection reset by peer",
+)
 
 
 def first_cause(failures: tuple[Failure, ...], ranks: tuple[RankState, ...] = ()) -> Failure:
@@ -93,10 +101,11 @@ def exit_failure(state: JobState, event: RankExited, rank: RankState) -> Failure
     doing = f" while {event.doing}" if event.doing and event.exit_code is None else ""
     detail = f": {event.detail}" if event.detail else ""
     return Failure(
-        kind=FailureKind.EXIT if event.signal is None and event.exit_code is not None else FailureKind.SIGNAL,
+        kind=_exit_kind(event),
         rank=event.rank,
         reason=f"rank {event.rank} {how}{_at(event.step)}{doing}{detail}",
         time=event.time,
+        traceback=event.traceback,
         step=event.step,
         log_path=event.log_path or rank.log_path,
         collective=event.collective,
@@ -136,6 +145,14 @@ def _return_stall(ranks: tuple[int, ...], reason: str, time: float, step: int | 
     )
 
 
+def _exit_kind(event: RankExited) -> FailureKind:
+    """NCCL's watchdog ends the ranks that wait for another one: that says no more than a collective's error does."""
+    if event.signal is None and event.exit_code is not None:
+        return FailureKind.EXIT
+    is_waiting = event.signal == signal.SIGABRT and any(words in event.detail for words in PEER_LOST)
+    return FailureKind.COLLECTIVE if is_waiting else FailureKind.SIGNAL
+
+
 def raise_failure(state: JobState, event: RankRaised, rank: RankState) -> Failure | None:
     """The exception as a failure; None for one that came of our stopping the rank."""
     if _is_too_late(state, event):
@@ -143,7 +160,7 @@ def raise_failure(state: JobState, event: RankRaised, rank: RankState) -> Failur
     failure = Failure(
         kind=FailureKind.COLLECTIVE if event.is_collective else FailureKind.EXCEPTION,
         rank=event.rank,
-        reason=f"rank {event.rank} raised {event.error}{_at(event.step)}",
+        reason=f"rank {event.rank} raised {event.error}{_at(event.step)}{_name(event.error)}",
         time=event.time,
         traceback=event.traceback,
         step=event.step,
@@ -187,6 +204,11 @@ def silence_failure(state: JobState, time: float) -> Failure:
         reason=f"{who} did not start within {state.spec.startup_timeout:g} s",
         time=time,
     )
+
+
+def _name(error: str) -> str:
+    """What an exception is called that has no words of its own."""
+    return next((f": {name}" for kind, name in NAMES.items() if error in (kind, f"{kind}: ")), "")
 
 
 def stall_failure(state: JobState, event: StallDetected) -> Failure:

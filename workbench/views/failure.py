@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from workbench.state import Failure, JobPhase, JobState
+from workbench.views.advice import advise
 from workbench.views.wording import ranks_text
 
 MOST: Final = 1900  # bytes
@@ -22,7 +23,9 @@ def failure_text(state: JobState, most: int = MOST) -> str:
     head = [_cut(first.reason, _REASON)]
     if first.log_path:
         head.append(f"log: {first.log_path}")
-    tail = [_cut(line, _REASON) for line in (_others(state.failures, first), _why_it_ended(state, first)) if line]
+    advice = advise(first)
+    told = (_others(state.failures, first), _why_it_ended(state, first), *(str(advice).splitlines() if advice else ()))
+    tail = [_cut(line, _REASON) for line in told if line]
     room = most - _size("\n".join([*head, *tail])) - 2
     traceback = trim_middle(first.traceback.rstrip().splitlines(), room) if first.traceback else []
     return _cut("\n".join([*head, *traceback, *tail]), most)

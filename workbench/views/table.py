@@ -11,6 +11,7 @@ from typing import Final, NamedTuple
 
 from workbench.feed import JobSummary, PoolStatus
 from workbench.state import JobPhase
+from workbench.views.advice import advise
 from workbench.views.job import JobView, RankRow
 from workbench.views.wording import (
     NOTHING,
@@ -263,6 +264,7 @@ def notes(view: JobView) -> list[str]:
     found = []
     if view.phase not in (JobPhase.HEALTHY, JobPhase.INIT) and view.reason:
         found.append(" ".join(view.reason.split()))
+    found += hints(view)
     if view.slowest:
         found.append(f"slowest: {view.slowest}")
     if view.telemetry_dropped:
@@ -270,6 +272,12 @@ def notes(view: JobView) -> list[str]:
     if view.output_dropped:
         found.append(f"{size(view.output_dropped)} of output left out of display; the log files have it")
     return found
+
+
+def hints(view: JobView) -> list[str]:
+    """What is likely behind the failure of a job that does not run, and what to do about it."""
+    advice = advise(view.failure) if view.failure is not None and view.phase is not JobPhase.HEALTHY else None
+    return str(advice).splitlines() if advice else []
 
 
 def pool_line(pool: PoolStatus) -> str:

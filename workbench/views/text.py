@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import textwrap
 import unicodedata
 from collections.abc import Callable, Sequence
 from typing import Final
@@ -16,6 +17,7 @@ from workbench.views.table import (
     Column,
     Table,
     headline,
+    hints,
     jobs_table,
     notes,
     pool_line,
@@ -42,7 +44,7 @@ def render_status(
     view: JobView, width: int = WIDTH, *, color: bool = False, clock: Callable[[float], str] | None = None
 ) -> str:
     """A job with what became of it so far and its ranks; `clock` tells times of day (None: times from its start)."""
-    lines = [headline(view), progress_line(view), *notes(view)]
+    lines = [headline(view), progress_line(view), *_notes(view, width)]
     story = story_lines(view.timeline, clock) if view.timeline is not None else []
     lines += [part for line in story for part in _broken(line, width)]
     if view.rows:
@@ -70,6 +72,12 @@ def render_pool(pool: PoolStatus, width: int = WIDTH, *, color: bool = False) ->
     if pool.waiting:
         lines += ["", *(f"{job_id}  {reason}" for job_id, reason in pool.waiting)]
     return finish(lines, width, color=color)
+
+
+def _notes(view: JobView, width: int) -> list[str]:
+    """Advice is of use only whole; all else may be cut short."""
+    long = hints(view)
+    return [line for note in notes(view) for line in (textwrap.wrap(note, width) if note in long else [note])]
 
 
 def table_lines(table: Table, width: int) -> list[str]:
