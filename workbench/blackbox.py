@@ -83,6 +83,14 @@ class Snapshot(NamedTuple):
     expected: float = 0.0  # s that the rank has said its next step may take; 0: nothing
 
 
+def shifted(block: bytes, seconds: float) -> bytes:
+    """Consecutive `STEP` records with their ends moved by so much, for one whose clock was wrong."""
+    moved = bytearray(block)
+    for at in range(8, len(moved) - STEP.size + 9, STEP.size):
+        _FIELD.pack_into(moved, at, _FIELD.unpack_from(moved, at)[0] + seconds)
+    return bytes(moved)
+
+
 def format_box(buffer: Buffer) -> None:
     """Make `buffer` (at least `SIZE` bytes) an empty black box."""
     buffer[:HEADER_SIZE] = bytes(HEADER_SIZE)

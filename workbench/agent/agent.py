@@ -105,6 +105,11 @@ class Agent:
             process.detail = reason
         self._jobs.kill_all()
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether no process of any job is left. In the agent's thread."""
+        return self._jobs.is_idle
+
     def read_log(
         self, job_id: str, rank: int, *, tail: int | None, grep: str | None, since: int = 0, limit: int = 2**20
     ) -> LogPage:

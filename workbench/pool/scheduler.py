@@ -17,7 +17,8 @@ from distributed.diagnostics.plugin import SchedulerPlugin
 
 from workbench.commands import AgentCommand
 from workbench.errors import PoolError
-from workbench.pool.lease import LOOK_EVERY, LOST_AFTER, Silence
+from workbench.pool.clocks import HostClock, by_our_clock
+from workbench.pool.lease import LEASE, LOOK_EVERY, LOST_AFTER, UNHEARD, Silence
 from workbench.pool.messages import Hello, Message, decode, decode_batch, encode, to_fault
 
 PLUGIN: Final = "dtrain-runner"
@@ -37,8 +38,8 @@ class Service(Protocol):
 class SchedulerLink:
     """What a service may do with the pool: send, ask, wait. Valid while the scheduler lives."""
 
-    def __init__(self, scheduler: Scheduler) -> None:
-        self._scheduler = scheduler
+    def __init__(self, scheduler: Scheduler, silence: Silence[str]) -> None:
+        self._scheduler, self._silence = scheduler, silence
 
     @property
     def address(self) -> str:
@@ -57,6 +58,10 @@ class SchedulerLink:
         task: asyncio.Task[Any] = asyncio.ensure_future(work)
         task.add_done_callback(_log_failure)
         return task
+
+    def may_be_cut_off(self, worker: str) -> bool:
+        """Whether nothing has been heard of the worker's host for a while; whether it is lost will soon be known."""
+        return self._silence.of(worker) > UNHEARD
 
     def send(self, worker: str, command: AgentCommand) -> bool:
         """Post a command to a worker's agent; False when that worker is not connected any more."""
@@ -91,36 +96,36 @@ class RunnerPlugin(SchedulerPlugin):  # type: ignore[misc]
     def __init__(self, make_service: Callable[[SchedulerLink], Service]) -> None:
         self._make_service = make_service
         self._service: Service | None = None
-        self._known: set[str] = set()
+        self._known: dict[str, int] = {}  # workers that are there, and their epochs: see `lease`
+        self._given_up: dict[str, int] = {}  # workers that are not heard of, and their epochs then
+        self._clocks: dict[str, HostClock] = {}  # of those on other hosts, also while they are cut off
 
     async def start(self, scheduler: Scheduler) -> None:
-        self._service = self._make_service(SchedulerLink(scheduler))
-        self._scheduler = scheduler
         self._silence = Silence[str](time.monotonic())
+        self._service = self._make_service(SchedulerLink(scheduler, self._silence))
+        self._scheduler = scheduler
         self._watch = asyncio.ensure_future(self._watch_hosts())
         scheduler.stream_handlers["dtrain-report"] = self._on_report
         scheduler.stream_handlers["dtrain-hello"] = self._on_hello
         scheduler.handlers["dtrain"] = self._on_request
 
     def remove_worker(self, scheduler: Scheduler, worker: str, **_: Any) -> None:
+        self._clocks.pop(worker, None)
+        self._given_up.pop(worker, None)
         self._lose(worker, "its connection closed")
 
     def _lose(self, worker: str, reason: str) -> None:
         self._silence.forget(worker)
         if worker in self._known and self._service is not None:
-            self._known.discard(worker)
+            del self._known[worker]
             self._service.worker_lost(worker, reason)
 
     async def _watch_hosts(self) -> None:
-        """Be heard by the workers of other hosts, and give up those that are not."""
-        here = get_address_host(self._scheduler.address)
+        """Give up workers of other hosts that are not heard of."""
         while True:
             await asyncio.sleep(LOOK_EVERY)
-            for worker in tuple(self._known):
-                stream = self._scheduler.stream_comms.get(worker)
-                if get_address_host(worker) != here and stream is not None and not stream.closed():
-                    stream.send({"op": "dtrain-alive"})
             for worker in self._silence.look(time.monotonic(), LOST_AFTER):
+                self._given_up[worker] = self._known[worker]
                 self._lose(worker, f"its host is cut off: nothing heard of it for {LOST_AFTER:g} s")
 
     async def close(self) -> None:
@@ -129,17 +134,36 @@ class RunnerPlugin(SchedulerPlugin):  # type: ignore[misc]
             self._service.close()
             self._service = None
 
-    def _on_hello(self, worker: str, data: bytes) -> None:
+    def _on_hello(self, worker: str, data: bytes, clock: float, stamp: float) -> None:
         hello = decode(data, Hello)
-        if self._service is not None:
-            self._known.add(worker)
-            if get_address_host(worker) != get_address_host(self._scheduler.address):
-                self._silence.heard(worker)
-            self._service.worker_joined(worker, hello)
+        if self._service is None:
+            return
+        if self._given_up.get(worker) == hello.epoch:
+            self._tell(worker, {"op": "dtrain-given-up", "epoch": hello.epoch})
+            return
+        self._given_up.pop(worker, None)
+        if self._known.get(worker, hello.epoch) != hello.epoch:  # back before it was given up
+            self._lose(worker, f"its host was cut off for {LEASE:g} s, and its ranks ended")
+        self._known[worker] = hello.epoch
+        if get_address_host(worker) != get_address_host(self._scheduler.address):
+            self._clocks.setdefault(worker, HostClock()).heard(clock, time.time())
+            self._silence.heard(worker)
+            self._tell(worker, {"op": "dtrain-alive", "epoch": hello.epoch, "stamp": stamp})
+        self._service.worker_joined(worker, hello)
 
-    def _on_report(self, worker: str, data: bytes) -> None:
-        if self._service is not None:
-            self._service.received(worker, decode_batch(data))
+    def _tell(self, worker: str, message: dict[str, Any]) -> None:
+        stream = self._scheduler.stream_comms.get(worker)
+        if stream is not None and not stream.closed():
+            stream.send(message)
+
+    def _on_report(self, worker: str, data: bytes, clock: float) -> None:
+        if self._service is None:
+            return
+        batch = decode_batch(data)
+        if (known := self._clocks.get(worker)) is not None:
+            known.heard(clock, time.time())
+            batch = [by_our_clock(message, known.ahead) for message in batch]
+        self._service.received(worker, batch)
 
     async def _on_request(self, request: str, body: bytes) -> dict[str, Any]:
         assert self._service is not None

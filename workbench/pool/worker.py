@@ -13,19 +13,20 @@ from collections import deque
 from pathlib import Path
 from typing import Final
 
+import msgspec
 from distributed import Worker
 from distributed.comm import get_address_host
 from distributed.diagnostics.plugin import WorkerPlugin
 
 from workbench.agent.agent import Agent
+from workbench.commands import StartRanks, StartStore
 from workbench.events import EVENT_TYPES, Event
-from workbench.pool.lease import LEASE, LOOK_EVERY, Silence
+from workbench.pool.lease import HELLO_EVERY, LEASE, LOOK_EVERY, Lease
 from workbench.pool.messages import PROTOCOL, Hello, Message, decode, decode_command, encode
 from workbench.requests import AskEvidence, ReadLog
 from workbench.telemetry import Report
 
 PLUGIN: Final = "dtrain-agent"
-HELLO_EVERY: Final = 2.0  # s; a scheduler plugin that came after the worker learns of it by this
 
 
 class AgentPlugin(WorkerPlugin):  # type: ignore[misc]
@@ -53,10 +54,11 @@ class AgentPlugin(WorkerPlugin):  # type: ignore[misc]
             slots=slots,
             accelerator="GPU" if gpus else "CPU",
         )
+        self._lease = Lease(time.monotonic())
         worker.stream_handlers["dtrain-command"] = self._on_command
-        worker.stream_handlers["dtrain-alive"] = self._on_alive
+        worker.stream_handlers["dtrain-alive"] = self._lease.answered
+        worker.stream_handlers["dtrain-given-up"] = self._lease.given_up
         worker.handlers["dtrain_agent"] = self._on_request
-        self._silence = Silence[str](time.monotonic())
         self._agent.start()
         self._agent.call_every(LOOK_EVERY, self._look_at_lease)
         self._tasks = [asyncio.create_task(self._say_hello())]
@@ -79,24 +81,33 @@ class AgentPlugin(WorkerPlugin):  # type: ignore[misc]
     async def _say_hello(self) -> None:
         delay = 0.05
         while True:
-            self._post("dtrain-hello", encode(self._hello))
+            self._hail()
             await asyncio.sleep(delay)
             delay = min(delay * 2, HELLO_EVERY)
 
-    def _on_alive(self) -> None:
-        """The scheduler, of another host, can be reached; from the first such word on that is expected."""
-        self._silence.heard("scheduler")
+    def _hail(self) -> None:
+        hello = msgspec.structs.replace(self._hello, epoch=self._lease.epoch)
+        self._post("dtrain-hello", encode(hello), stamp=self._lease.stamp)
 
     def _look_at_lease(self) -> None:
         """In the agent's thread, which goes on while a task holds up the worker's loop."""
-        if self._silence.look(time.monotonic(), LEASE):
-            self._silence.forget("scheduler")
+        self._lease.look(time.monotonic())
+        if self._lease.is_ending:  # again and again: what was under way then may have started something
             self._agent.end_ranks(f"its host was cut off from the scheduler for {LEASE:g} s")
+            if self._agent.is_idle:
+                self._loop.call_soon_threadsafe(self._begin_epoch)
 
-    def _post(self, op: str, data: bytes) -> None:
+    def _begin_epoch(self) -> None:
+        """First that all has ended, and only then how: the scheduler must not begin anew here in between."""
+        if self._lease.is_ending:
+            self._lease.ended()
+            self._hail()
+            self._flush()
+
+    def _post(self, op: str, data: bytes, **more: float) -> None:
         stream = self._worker.batched_stream
         if stream is not None and stream.comm is not None and not stream.closed():
-            stream.send({"op": op, "data": data})
+            stream.send({"op": op, "data": data, "clock": time.time(), **more})
 
     def _emit(self, job_id: str, news: Event | Report) -> None:
         """From the agent's thread: queue, and wake the loop only when it has not been woken yet."""
@@ -110,13 +121,18 @@ class AgentPlugin(WorkerPlugin):  # type: ignore[misc]
                 self._outbox.clear()
 
     def _flush(self) -> None:
+        if self._lease.is_ending:
+            return
         self._will_flush = False  # before the queue is read: what comes from now on wakes the loop again
         batch = [self._outbox.popleft() for _ in range(len(self._outbox))]
         if batch:
             self._post("dtrain-report", encode(batch))
 
     def _on_command(self, data: bytes) -> None:
-        self._agent.submit(decode_command(data))
+        command = decode_command(data)
+        # What was sent before a cut and arrives after it: the scheduler has given that generation up, or soon will.
+        if not (self._lease.is_over and isinstance(command, StartStore | StartRanks)):
+            self._agent.submit(command)
 
     async def _on_request(self, request: str, body: bytes) -> bytes:
         match request:

@@ -168,6 +168,9 @@ class Health:
         evidence = _renewed(evidence, await self._gather(job, count, deep=False))
         if job.state.phase is not JobPhase.HEALTHY or job.state.restart_count != count:
             return
+        if any(self._link.may_be_cut_off(rank.worker) for rank in job.state.ranks):
+            monitor.not_before = self._now() + LEAD  # the pool will say that its host is lost, or it gets on
+            return
         verdict = None
         if is_stalled(_by_rank(evidence), pace, spec) is not None:
             finished = tuple(rank.rank for rank in job.state.ranks if rank.phase is RankPhase.SUCCEEDED)
