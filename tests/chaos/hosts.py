@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -57,8 +57,10 @@ class Hosts:
         command = ["-m", "distributed.cli.dask_worker", *scheduler, *where, *options]
         return self._start(host, command, f"worker{host}", disk)
 
-    def _start(self, host: int, command: list[str], name: str, before: list[str] | None = None):  # type: ignore[no-untyped-def]
-        env, argv = self._env, [*(before or []), sys.executable, *command]
+    def _start(
+        self, host: int, command: Sequence[str], name: str, before: Sequence[str] = ()
+    ) -> subprocess.Popen[bytes]:
+        env, argv = self._env, [*before, sys.executable, *command]
         if shift := self._clocks.get(host):
             argv = ["unshare", "-T", "--monotonic", str(shift), "--boottime", str(shift), *argv]
             env = {**env, "PYTHONPATH": str(_wrong_clock(self.shared / f"clock{host}", shift))}

@@ -6,6 +6,7 @@ is told by files that they touch, whose times are the machine's.
 
 from __future__ import annotations
 
+import itertools
 import tempfile
 import time
 from collections.abc import Iterator
@@ -66,6 +67,26 @@ while True:
     time.sleep(0.01)
 dist.barrier()
 dist.destroy_process_group()
+"""
+# The rank at the address that is given fails; the others do a little later, and say nothing of a collective.
+FAIL = """
+import signal, socket, sys, time
+import torch, torch.distributed as dist
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+dist.init_process_group("gloo")
+parameter = torch.nn.Parameter(torch.ones(1))
+optimizer = torch.optim.SGD([parameter], lr=0.01)
+for _ in range(5):
+    parameter.square().sum().backward()
+    optimizer.step()
+    time.sleep(0.1)
+dist.barrier()
+mine = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+mine.connect(("10.78.0.1", 9))
+if mine.getsockname()[0] == sys.argv[1]:
+    raise ValueError("first")
+time.sleep(0.1)
+raise ValueError("second")
 """
 ADDRESSES = [netlab.Network.address(host) for host in range(3)]
 AHEAD = 3600  # s by which host 1's clocks are wrong
@@ -174,23 +195,6 @@ def test_lost_hosts_are_named_and_replaced_or_done_without_until_they_come_back(
     until(lambda: session.pool_status().free == 3, "the other host")
 
 
-def test_a_worker_of_two_on_one_host_is_done_without_until_it_comes_back(
-    hosts: Hosts, session: Session, tmp_path: Path
-) -> None:
-    second = hosts.start_worker(2)
-    until(lambda: session.pool_status().slots == 4, "second worker")
-    training = Training(session, tmp_path, nnodes=1, nproc_per_node=2, min_ranks=1)
-    training.trains(0)
-    assert training.hosts() == [2, 2]
-    second.kill()
-    training.trains(1, 1)
-    third = hosts.start_worker(2)
-    training.trains(2, 2)
-    training.end()
-    third.kill()
-    until(lambda: session.pool_status().slots == 3, "end of the second worker")
-
-
 def test_a_host_that_is_cut_off_is_given_up_after_its_ranks_have_ended_and_comes_back(
     hosts: Hosts, session: Session, tmp_path: Path
 ) -> None:
@@ -208,26 +212,68 @@ def test_a_host_that_is_cut_off_is_given_up_after_its_ranks_have_ended_and_comes
     training.gets_on(20)
     assert training.job.state.restart_count == 1
     training.end()
-    (tmp_path / "again").mkdir()
-    again = Training(session, tmp_path / "again", nnodes=3)
-    again.trains(0, 3)
-    again.end()
 
 
-def test_lost_packets_and_a_slow_link_are_no_failure(hosts: Hosts, session: Session, tmp_path: Path) -> None:
+def test_a_host_that_is_back_before_it_is_given_up_has_ended_its_ranks_all_the_same(
+    hosts: Hosts, session: Session, tmp_path: Path
+) -> None:
     training = Training(session, tmp_path, nnodes=3)
     training.trains(0, 3)
+    rank, host = training.victim()
+    hosts.net.cut(host)
+    until(lambda: time.time() - training.last_alive(0, rank) > 0.5, "end of the rank that is cut off")
+    hosts.net.heal(host)
+    training.trains(1, 3)
+    assert "its host " in _failures(training.job)[-1]
+    training.end()
+    assert training.job.state.restart_count == 1
+
+
+def test_bad_links_are_no_failure_and_a_worker_of_two_on_one_host_is_done_without(
+    hosts: Hosts, session: Session, tmp_path: Path
+) -> None:
+    """Two jobs at once, since each has to wait: one on bad links, and one that loses a worker meanwhile."""
+    second = hosts.start_worker(2)
+    until(lambda: session.pool_status().slots == 4, "second worker")
+    folders = [tmp_path / "over", tmp_path / "within"]
+    for folder in folders:
+        folder.mkdir()
+    within = Training(session, folders[1], nnodes=1, nproc_per_node=2, min_ranks=1)
+    within.trains(0)
+    over = Training(session, folders[0])
+    over.trains(0)
+    assert (within.hosts(), sorted(over.hosts())) == ([2, 2], [0, 1])
     hosts.net.lose(1, 5)
-    hosts.net.slow_down(2, "10mbit")
+    hosts.net.slow_down(0, "10mbit")
     try:
-        over = time.monotonic() + 20
-        while time.monotonic() < over:
-            training.gets_on(1)
+        end = time.monotonic() + 20
+        second.kill()
+        within.trains(1, 1)
+        third = hosts.start_worker(2)
+        within.trains(2, 2)
+        while time.monotonic() < end:
+            over.gets_on(1)
     finally:
         hosts.net.repair(1)
-        hosts.net.repair(2)
-    training.end()
-    assert training.job.state.restart_count == 0
+        hosts.net.repair(0)
+    for training in (within, over):
+        training.end()
+    assert over.job.state.restart_count == 0
+    third.kill()
+    until(lambda: session.pool_status().slots == 3, "end of the second worker")
+
+
+def test_a_wrong_clock_changes_no_cause_no_time_and_no_order(session: Session, tmp_path: Path) -> None:
+    """The rank on the host that is an hour ahead fails first, and the others because of it."""
+    began = time.time()
+    job = session.launch(source=FAIL, args=[ADDRESSES[1]], nnodes=3, nproc_per_node=1)
+    assert "ValueError: first" in str(job.exception(30))
+    times = [event.time for event in job.events()]
+    assert began - 1 < min(times) <= max(times) < time.time() + 1
+    assert max(earlier - later for earlier, later in itertools.pairwise(times)) < 1.0
+    history = job.history(width=1.0)
+    assert {bucket.rank for bucket in history} == {0, 1, 2}
+    assert all(began - 2 < bucket.start < time.time() for bucket in history)
 
 
 def test_a_suspended_machine_is_no_failure(hosts: Hosts, session: Session, tmp_path: Path) -> None:
