@@ -89,10 +89,19 @@ def sharded(**how: Any) -> Any:
     return DataLoader(Noisy(), 2, sampler=sampler, drop_last=True, **how)
 
 
+class Wrapping(DataLoader[Any]):
+    """A user's own way of giving batches: torch's iterator is made once the first is asked for."""
+
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
+        for batch in super().__iter__():
+            yield batch + 100
+
+
 LOADERS: dict[str, Callable[..., Any]] = {
     "shuffled": lambda **how: DataLoader(Noisy(), 4, shuffle=True, **how),
     "own generator": own_generator,
     "distributed": sharded,
+    "class of a user's": lambda **how: Wrapping(Noisy(), 4, shuffle=True, **how),
     "no batches": lambda **how: DataLoader(Noisy(), None, shuffle=True, **how),
     "stream": lambda **how: DataLoader(Stream(), 4, **how),
     "stream that keeps its place": lambda **how: DataLoader(Keeping(), 4, **how),

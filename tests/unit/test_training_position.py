@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import io
+import itertools
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -38,6 +39,26 @@ def draws() -> tuple[float, float, float]:
     return random.random(), float(np.random.rand()), float(torch.rand(()))
 
 
+class Wrapping(DataLoader[Any]):
+    """A user's own way of giving batches: torch's iterator is made once the first is asked for."""
+
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
+        for batch in super().__iter__():
+            yield batch + 100
+
+
+class Endless(DataLoader[Any]):
+    """Keeps one iterator for ever, made before anybody looks, of a sampler that goes round."""
+
+    def __init__(self, length: int) -> None:
+        super().__init__(DATA, batch_sampler=itertools.cycle([[i, i + 1] for i in range(0, length, 2)]))  # type: ignore[arg-type]
+        self.kept = super().__iter__()
+
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
+        for _ in range(5):
+            yield next(self.kept)
+
+
 Make = Callable[[], Any]
 LOADERS: dict[str, Make] = {
     "in order": lambda: DataLoader(DATA, 4),
@@ -47,6 +68,8 @@ LOADERS: dict[str, Make] = {
     "no batches": lambda: DataLoader(DATA, None, shuffle=True),
     "replacement": lambda: DataLoader(DATA, 4, sampler=RandomSampler(DATA, replacement=True, num_samples=70)),
     "distributed": lambda: DataLoader(DATA, 4, sampler=DistributedSampler(DATA, 2, 1, seed=3)),
+    "class of a user's": lambda: Wrapping(DATA, 4, shuffle=True),
+    "endless": lambda: Endless(10),
     "list": lambda: [torch.tensor([i]) for i in range(5)],
 }
 
@@ -64,16 +87,16 @@ def straight(loader: Any) -> list[Any]:
 @pytest.mark.parametrize("kind", LOADERS)
 def test_without_a_restore_nothing_differs(kind: str) -> None:
     expected = straight(LOADERS[kind]())
-    seed(1)
     position = DataPosition(LOADERS[kind](), rank=0, world_size=1)
+    seed(1)
     assert [(epoch, batch.tolist(), draws()) for epoch, batch in position.epochs(EPOCHS)] == expected
 
 
 @pytest.mark.parametrize("kind", LOADERS)
 def test_resumed_after_any_batch_the_rest_is_the_same(kind: str) -> None:
     expected = straight(LOADERS[kind]())
-    seed(1)
     position = DataPosition(LOADERS[kind](), rank=0, world_size=1)
+    seed(1)
     saves = []
     for _ in position.epochs(EPOCHS):
         draws()

@@ -62,10 +62,11 @@ class LoaderPasses:
         self._put_now(saved)
 
     def took(self) -> None:
+        vars(self.loader).pop("_get_iterator", None)  # a class of the user's that never asked for one
         self.order.live.taken()
 
     def state(self, is_within: bool) -> dict[str, Any]:
-        state: dict[str, Any] = {"now": generator_states(self.loader)}
+        state: dict[str, Any] = {"now": generator_states(self.loader), "num_workers": self.loader.num_workers}
         if self.loader.num_workers and (is_within or self.loader.persistent_workers):
             state["workers"] = self.workers.state(is_within=is_within)
         if self.loader.persistent_workers:
@@ -82,15 +83,37 @@ class LoaderPasses:
             return self._iterator()
         with standing_in(self.loader, order):
             hatched._reset(self.loader, first_iter=True)
-        return hatched  # type: ignore[no-any-return]
+        return self._given(hatched)
 
     def _origin(self) -> dict[str, Any]:
         return origin(self.loader)
 
     def _iterator(self) -> Iterator[Any]:
+        """The loader's iterator; a class of the user's may make torch's own, within, only once it is asked for data."""
+        loader, kind = self.loader, type(self.loader)
+        if kind.__iter__ is not DataLoader.__iter__ and kind._get_iterator is DataLoader._get_iterator:
+            if loader._iterator is None:
+                vars(loader)["_get_iterator"] = self._make
+            else:
+                vars(loader._iterator)["_index_sampler"] = self.order
+            iterator: Iterator[Any] = iter(loader)
+            return iterator
+        return self._make() if kind._get_iterator is DataLoader._get_iterator else iter(loader)
+
+    def _make(self) -> Iterator[Any]:
+        vars(self.loader).pop("_get_iterator", None)
         with standing_in(self.loader, self.order):
             iterator: Iterator[Any] = self.workers.iterator(self.loader, {})
         return iterator
+
+    def _given(self, iterator: Any) -> Iterator[Any]:
+        """The loader's iterator, with this one as torch's own within it."""
+        loader = self.loader
+        if type(loader).__iter__ is DataLoader.__iter__:
+            return iterator  # type: ignore[no-any-return]
+        vars(loader).update({"_iterator": None, "_get_iterator": partial(_given_once, loader, iterator)})
+        outer: Iterator[Any] = iter(loader)
+        return outer
 
     def _hatch(self, born: dict[str, Any], workers: Mapping[str, Any]) -> Any:
         """Start workers as they were started then, knowing what they came to know; they get nothing to do yet."""
@@ -105,9 +128,12 @@ class LoaderPasses:
     def _return(self, saved: Mapping[str, Any], order: Order, workers: Mapping[str, Any]) -> Iterator[Any]:
         """Make the iterator of a pass again, the first batch to come from the worker whose turn it was."""
         loader, self.begun, self.order = self.loader, saved["begin"], order
+        if workers["known"] and saved.get("num_workers") != loader.num_workers:
+            what = "the random numbers that the dataset draws in them are others than they would have been"
+            say(self.rank, f"the loader has {loader.num_workers} workers, not {saved.get('num_workers')}: {what}")
         if not loader.num_workers:
             go_to(loader, self.begun)
-            return self._iterator()
+            return self._given(self._make())
         born = self.begun if self.begun["draws_seed"] else saved.get("born") or self.begun
         with standing_in(loader, order):
             iterator = self._hatch(born, workers)
@@ -116,7 +142,18 @@ class LoaderPasses:
             order.release(same_pass=born is self.begun)
             vars(iterator)["_try_put_index"] = partial(_from_turn, weakref.ref(iterator), workers["last"] + 1)
             iterator._reset(loader, first_iter=True)
-        return iterator  # type: ignore[no-any-return]
+        return self._given(iterator)
+
+    def _redrawn(self, states: States) -> tuple[Iterator[Any], int]:
+        """Of a loader whose indices nobody sees, the pass is begun as it was, and what was consumed drawn again."""
+        saved = states[self.rank % len(states)]
+        batches = share(states, self.rank, self.world_size, type(self.loader).__name__)
+        self.begun, self.order = saved["begin"], Order(index_sampler(self.loader))
+        go_to(self.loader, self.begun)
+        iterator = self._iterator()
+        draw(iterator, batches, self.rank)
+        self._put_now(saved)
+        return iterator, batches
 
     def _put_now(self, saved: Mapping[str, Any]) -> None:
         set_generator_states(self.loader, saved.get("now", {}))
@@ -152,6 +189,9 @@ class MapPasses(LoaderPasses):
         place = min((state["call"], state["epoch"]) for state in states)
         those = [state for state in states if (state["call"], state["epoch"]) == place and state["batches"]]
         saved = states[self.rank] if len(states) == self.world_size else those[self.rank % len(those)]
+        if not saved["units"]:
+            self.told, self.segments, self.origins = saved["order"], saved["segments"], saved["origins"]
+            return self._redrawn(states)
         if self._is_dealt_anew(saved, len(states)):
             return self._dealt(states)
         order = Order(self._indices(saved, states), skip=saved["batches"])
@@ -191,7 +231,8 @@ class MapPasses(LoaderPasses):
         live = self.order.live
         live.pass_over()
         if live.skipped < batches:
-            samples = f" (of {decks.len_of(self.loader.dataset)} samples)"
+            was = saved["order"]["length"] if "order" in saved else self.told["length"]
+            samples = f" (of {decks.len_of(self.loader.dataset)} samples, where it was {was})"
             raise too_short(self.rank, batches, live.skipped, samples)
         if self.loader.in_order and live.digest != saved.get("digest", live.digest):
             name = decks.name_of(self.loader)
@@ -213,6 +254,7 @@ class IterablePasses(LoaderPasses):
     def state(self, is_within: bool) -> dict[str, Any]:
         dataset = self.loader.dataset
         state = super().state(is_within) | {"stateful": hasattr(dataset, "load_state_dict")}
+        state["is_seen"] = self.order.live.batches > 0
         return state if self.loader.num_workers else state | {"dataset": known_to(dataset)}
 
     def prepare(self, states: States) -> None:
@@ -222,11 +264,10 @@ class IterablePasses(LoaderPasses):
 
     def resume(self, states: States) -> tuple[Iterator[Any], int]:
         saved, dataset, order = states[self.rank % len(states)], self.loader.dataset, Order(index_sampler(self.loader))
-        if (
-            saved["stateful"]
-            and len(states) == self.world_size
-            and ("dataset" in saved) != bool(self.loader.num_workers)
-        ):
+        if not saved["is_seen"]:
+            return self._redrawn(states)
+        is_same = len(states) == self.world_size and saved["num_workers"] == self.loader.num_workers
+        if saved["stateful"] and is_same:
             if "dataset" in saved:
                 put_to(saved["dataset"], dataset)
             return self._return(saved, order, saved.get("workers") or NO_WORKERS), saved["batches"]
@@ -250,3 +291,9 @@ def _from_turn(iterator: weakref.ref[Any], turn: int) -> None:
     for _ in range(turn % one._num_workers):
         next(one._worker_queue_idx_cycle)
     one._try_put_index()
+
+
+def _given_once(loader: Any, iterator: Any) -> Any:
+    """In place of `_get_iterator`, once."""
+    vars(loader).pop("_get_iterator", None)
+    return iterator

@@ -10,12 +10,37 @@ import contextlib
 import random
 import sys
 from array import array
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import torch
 
-State = dict[str, Any]
+State: TypeAlias = dict[str, Any]
+BYTE: Final = torch.uint8
+
+
+class Raw(NamedTuple):
+    """The host's random states as they are got fastest, to be compared, and pickled from process to process."""
+
+    torch: bytes
+    python: Any
+    numpy: tuple[Any, ...]
+
+    @classmethod
+    def now(cls) -> Raw:
+        state, numpy = torch.get_rng_state(), sys.modules.get("numpy")
+        if numpy is None:
+            return cls(bytes(state.tolist()), random.getstate(), ())
+        words = numpy.random.mtrand._rand.get_state()
+        return cls(state.numpy().tobytes(), random.getstate(), (words[1].tobytes(), *words[2:]))
+
+    def state(self) -> State:
+        """As `host_rng_state` has it."""
+        state = {"python": _python_words(self.python), "torch": torch.frombuffer(bytearray(self.torch), dtype=BYTE)}
+        if self.numpy:
+            words, place, has_gauss, gauss = self.numpy
+            state["numpy"] = {"words": _words(array("I", words)), "place": place, "gauss": [has_gauss, float(gauss)]}
+        return state
 
 
 def rng_state() -> State:
@@ -28,11 +53,7 @@ def rng_state() -> State:
 
 def host_rng_state() -> State:
     """The same without CUDA's: all that the order of data can come from."""
-    state = {"python": _python_state(random), "torch": torch.get_rng_state()}
-    numpy = sys.modules.get("numpy")
-    if numpy is not None:
-        state["numpy"] = _numpy_state(numpy.random.mtrand._rand)
-    return state
+    return Raw.now().state()
 
 
 def set_rng_state(state: Mapping[str, Any]) -> None:
@@ -80,8 +101,16 @@ def set_generator_state(generator: Any, state: Mapping[str, Any]) -> None:
 
 
 def _python_state(generator: Any) -> State:
-    version, words, gauss = generator.getstate()
-    return {"version": version, "words": torch.frombuffer(array("q", words), dtype=torch.int64), "gauss": gauss}
+    return _python_words(generator.getstate())
+
+
+def _python_words(value: Any) -> State:
+    version, words, gauss = value
+    return {"version": version, "words": _words(words), "gauss": gauss}
+
+
+def _words(words: Iterable[int]) -> torch.Tensor:
+    return torch.frombuffer(array("q", words), dtype=torch.int64)
 
 
 def _python_value(state: Mapping[str, Any]) -> tuple[Any, ...]:

@@ -8,8 +8,6 @@ workers with is that of the last batches that were consumed; what was fetched ah
 from __future__ import annotations
 
 import pickle
-import random
-import sys
 import weakref
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -19,9 +17,10 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from workbench.training.order import replaced
-from workbench.training.rng import generator_state, host_rng_state, set_generator_state, set_rng_state
+from workbench.training.rng import Raw, generator_state, set_generator_state, set_rng_state
 
 SLOT: Final = 2**15  # bytes; what does not fit travels with the batch
+Glance: TypeAlias = tuple[Any, ...]
 Note: TypeAlias = bytes | tuple[int, int] | None  # what a worker knew: itself, or its slot and length; None: as before
 
 
@@ -50,7 +49,7 @@ class Luggage:
         ahead = loader.prefetch_factor * (loader.num_workers if is_iterable else 1)
         slots = torch.empty((loader.num_workers, ahead + 2, SLOT), dtype=torch.uint8)
         self._slots = slots.share_memory_()  # type: ignore[no-untyped-call]
-        self._last: Glance | None = None
+        self._last: Glance = ()
         self._notes = 0
 
     def init(self, worker: int) -> None:
@@ -58,14 +57,13 @@ class Luggage:
             self._init(worker)
         if worker in self._saved:
             put(self._saved[worker], _dataset())
-        self._last = Glance(_dataset())
+        self._last = _glance(_dataset())
 
     def collate(self, samples: Any) -> Carried:
         batch, dataset = self._collate(samples), _dataset()
-        now = Glance(dataset)
-        is_same = self._last is not None and now.is_same(self._last) and not hasattr(dataset, "state_dict")
-        self._last = now
-        return Carried(batch, _worker(), None if is_same else self._note(pickle.dumps(known(dataset))))
+        now = _glance(dataset)
+        is_same, self._last = now == self._last, now
+        return Carried(batch, _worker(), None if is_same else self._note(pickle.dumps(now)))
 
     def read(self, worker: int, note: bytes | tuple[int, int]) -> bytes | torch.Tensor:
         """A copy of its own; to be read before the worker is asked for another batch."""
@@ -86,7 +84,7 @@ class Workers:
     def __init__(self) -> None:
         self.last = -1  # the worker that the last batch came from
         self._luggage: Luggage | None = None
-        self._known: dict[int, bytes | torch.Tensor] = {}
+        self._known: dict[int, bytes | torch.Tensor | Mapping[str, Any]] = {}
         self._given: set[int] = set()  # workers that gave a batch in this pass
 
     def state(self, *, is_within: bool) -> dict[str, Any]:
@@ -102,7 +100,7 @@ class Workers:
 
     def restore(self, state: Mapping[str, Any]) -> None:
         self.last = state["last"]
-        self._known = {worker: pickle.dumps(known) for worker, known in state["known"].items()}
+        self._known = dict(state["known"])
         self._given = {worker for worker, known in state["known"].items() if not known["ended"]}
 
     def open(self, batch: Any) -> Any:
@@ -115,21 +113,21 @@ class Workers:
         return batch.batch
 
     def iterator(self, loader: Any, saved: Mapping[int, Any]) -> Any:
-        """`iter(loader)`, whose batches, where workers fetch them, bring along what those know."""
-        kind = type(loader)
-        is_plain = kind.__iter__ is DataLoader.__iter__ and kind._get_iterator is DataLoader._get_iterator
-        if not loader.num_workers or loader._iterator is not None or not is_plain:
-            return iter(loader)
+        """torch's own iterator, whose batches, where workers fetch them, bring along what those know."""
+        if not loader.num_workers or loader._iterator is not None:
+            return DataLoader.__iter__(loader)
         self._luggage = luggage = Luggage(loader, saved)
         with replaced(loader, collate_fn=luggage.collate, worker_init_fn=luggage.init):
-            iterator = iter(loader)
+            iterator: Any = DataLoader.__iter__(loader)
         vars(iterator)["_next_data"] = partial(_opened, weakref.ref(iterator), type(iterator)._next_data, self)
         return iterator
 
 
-def _loaded(data: bytes | torch.Tensor) -> dict[str, Any]:
-    told: dict[str, Any] = pickle.loads(data if isinstance(data, bytes) else bytes(data.tolist()))
-    return told
+def _loaded(data: bytes | torch.Tensor | Mapping[str, Any]) -> dict[str, Any]:
+    if isinstance(data, Mapping):
+        return dict(data)
+    raw, own = pickle.loads(data if isinstance(data, bytes) else bytes(data.tolist()))
+    return {"rng": raw.state()} | (pickle.loads(own) if own else {"generators": {}})
 
 
 def _opened(iterator: weakref.ref[Any], plain: Callable[[Any], Any], workers: Workers) -> Any:
@@ -137,13 +135,14 @@ def _opened(iterator: weakref.ref[Any], plain: Callable[[Any], Any], workers: Wo
     return workers.open(plain(iterator()))
 
 
-def known(dataset: Any) -> dict[str, Any]:
-    """All that this process knows of a dataset's future: random states, generators of its own, its own state."""
-    return {"rng": host_rng_state()} | known_to(dataset)
+def _glance(dataset: Any) -> Glance:
+    """All that this process knows of a dataset's future, quickly: taken for each batch, and compared."""
+    own = known_to(dataset)
+    return Raw.now(), pickle.dumps(own) if own["generators"] or "dataset" in own else b""
 
 
 def known_to(dataset: Any) -> dict[str, Any]:
-    """The same without what is the process'."""
+    """What a dataset knows: generators of its own, its own state."""
     told: dict[str, Any] = {"generators": generators_of(dataset)}
     if hasattr(dataset, "state_dict"):
         told["dataset"] = dataset.state_dict()
@@ -176,22 +175,6 @@ def put_generators(states: Mapping[str, Any], dataset: Any) -> None:
 def generators_of(dataset: Any) -> dict[str, Any]:
     own = getattr(dataset, "__dict__", {})
     return {name: state for name, part in own.items() if (state := generator_state(part)) is not None}
-
-
-class Glance:
-    """What differs once anything was drawn; quickly taken and compared."""
-
-    def __init__(self, dataset: Any) -> None:
-        numpy = sys.modules.get("numpy")
-        self._torch = torch.get_rng_state()
-        self._python = random.getstate()
-        words = numpy.random.mtrand._rand.get_state() if numpy is not None else ("", b"")
-        self._numpy = (bytes(words[1]), *words[2:])
-        self._own = pickle.dumps(generators_of(dataset))
-
-    def is_same(self, other: Glance) -> bool:
-        same = self._python == other._python and self._numpy == other._numpy and self._own == other._own
-        return same and torch.equal(self._torch, other._torch)
 
 
 def _dataset() -> Any:
