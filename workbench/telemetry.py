@@ -39,7 +39,7 @@ class RankBeat(_Report, frozen=True, kw_only=True):
     progress: tuple[int, int] | None = None  # (steps done, steps in all) where the rank said so
     age: float = 0.0  # s since anything in the box last changed, in the agent's own looks: clocks that jump add nothing
     gap: float = 0.0  # s, the longest such time that ended since the last beat, where it was noticeable
-    gap_in: str = ""  # what the rank was doing then: an activity, or "EVALUATION"
+    gap_in: str = ""  # what the rank was doing: an activity, "EVALUATION"; "STARTING": its first step
     is_evaluating: bool = False  # its model was put into evaluation and not out again
     expected: float = 0.0  # s that the program said its next step may take; 0: nothing
     state: str = ""  # the process' letter in /proc where it stands still ("T": stopped, "D": in I/O, "S", "R")

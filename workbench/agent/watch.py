@@ -20,6 +20,7 @@ TICK: Final = 0.3  # s that a look adds at most to a rank's age: a machine that 
 NOTICED: Final = 0.25  # s of standing still that are told once they are over
 # To begin or to end one of these is told at once; the others come and go many times a second.
 LONG: Final = (Activity.STARTING, Activity.CHECKPOINT, Activity.IDLE, Activity.CELL, Activity.EXITING)
+PHASES: Final = (Activity.FORWARD, Activity.BACKWARD, Activity.COLLECTIVE, Activity.OPTIMIZER)
 
 NOTHING: Final = Usage(0, 0.0)
 
@@ -50,7 +51,15 @@ class Pulse:
             if self.age > max(self.gap, NOTICED):
                 self.gap, self.gap_in = self.age, self.standing
             self.seen, self.age = seen, 0.0
-        self.standing = "EVALUATION" if snapshot.is_evaluating else snapshot.activity.name
+        self.standing = _standing(snapshot)
+
+
+def _standing(snapshot: Snapshot) -> str:
+    """What a pause that begins now is to be called: before the first step compilers and peers take their time."""
+    if snapshot.is_evaluating:
+        return "EVALUATION"
+    is_first = not snapshot.head and snapshot.activity in (Activity.RUNNING, *PHASES)
+    return Activity.STARTING.name if is_first else snapshot.activity.name
 
 
 class Watch:

@@ -22,7 +22,7 @@ from workbench.telemetry import RankBeat
 FLOOR: Final = 1.5  # s within which a hang of short steps is to be told
 STEPS: Final = 5.0  # as many median steps
 PAUSES: Final = 5.0  # as many times the longest pause that ended by itself (as NVRx learns its timeouts)
-EARLY: Final = 0.9  # of the patience, so that it is told within it
+EARLY: Final = 0.85  # of the patience, so that it is told within it
 CELL: Final = 10.0  # s that a collective of a cell may wait for a rank; only told
 
 

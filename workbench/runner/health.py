@@ -32,9 +32,11 @@ from workbench.state import JobPhase, RankPhase
 from workbench.telemetry import RankBeat, Report, StepsTaken
 
 LOOK_EVERY: Final = 0.25
-LEAD: Final = 0.5  # s before its patience is over that evidence is gathered: it is to be told in time
+LEAD: Final = 0.65  # s before its patience is over that evidence is gathered: it is to be told in time
 AHEAD: Final = 1.0  # s that a rank's age is thought on after its last beat
-WITHIN: Final = 1.5  # s for one agent's evidence
+SOONEST: Final = 0.4  # of the patience, before which nobody is suspected
+ANSWER: Final = 1.0  # s that an agent may gather evidence
+WITHIN: Final = 1.5  # s until it is here
 AGAIN: Final = 2.0  # s after which what was no stall is looked at again; then ever longer
 WINDOW: Final = 1.0  # s over which ranks are compared
 KEPT: Final = 101  # step times kept for the median
@@ -150,7 +152,9 @@ class Health:
             if is_stalled(standing, pace, job.state.spec, EARLY / 2) is None:
                 seconds, monitor.stalled_at = now - monitor.stalled_at, None
                 self._tell(job, StallEnded(time=self._link.now(), restart_count=monitor.restart_count, seconds=seconds))
-        elif now >= monitor.not_before and is_stalled(standing, pace, job.state.spec, max(0.5, EARLY - LEAD / most)):
+        elif not is_stalled(standing, pace, job.state.spec, max(SOONEST, EARLY - LEAD / most)):
+            monitor.not_before, monitor.delay = 0.0, AGAIN
+        elif now >= monitor.not_before:
             monitor.task = self._link.spawn(self._investigate(job, monitor))
 
     def _tell(self, job: LiveJob, event: Event) -> None:
@@ -160,11 +164,12 @@ class Health:
 
     async def _investigate(self, job: LiveJob, monitor: Monitor) -> None:
         count, spec = monitor.restart_count, job.state.spec
+        asked = self._now()
         evidence = await self._gather(job, count, deep=True)
         pace = monitor.paced()
         limit = EARLY * patience(_by_rank(evidence), pace, spec)
         oldest = max((rank.age for rank in evidence), default=0.0)
-        await asyncio.sleep(min(max(0.0, limit - oldest), LEAD))
+        await asyncio.sleep(min(max(0.0, limit - oldest - (self._now() - asked)), LEAD))
         evidence = _renewed(evidence, await self._gather(job, count, deep=False))
         if job.state.phase is not JobPhase.HEALTHY or job.state.restart_count != count:
             return
@@ -202,7 +207,7 @@ class Health:
         ]
 
     async def _ask(self, worker: str, job_id: str, count: int, deep: bool) -> list[RankEvidence] | str:
-        wish = AskEvidence(job_id=job_id, restart_count=count, deep=deep, timeout=WITHIN - LEAD)
+        wish = AskEvidence(job_id=job_id, restart_count=count, deep=deep, timeout=ANSWER)
         try:
             answer = await self._link.ask(worker, "evidence", encode(wish), timeout=WITHIN)
         except PoolError:

@@ -24,6 +24,8 @@ POINT_TO_POINT: Final = (
     "batch_isend_irecv", "irecv", "isend", "recv", "recv_object_list", "send", "send_object_list",
 )  # fmt: skip
 
+MOST: Final = 256  # descriptions kept of one function
+
 
 def watch_communication(observer: Observer) -> None:
     dist = torch.distributed
@@ -41,13 +43,26 @@ def _timed(observer: Observer, name: str, plain: Function) -> Function:
     at = _position(plain, "group")
     numbered = name in COLLECTIVES
     group_of = torch.distributed.group
+    texts: dict[tuple[int, torch.dtype], str] = {}  # what was said before of one tensor: a step says little that is new
+
+    def text_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+        first = args[0] if args else None
+        if not isinstance(first, torch.Tensor):
+            return describe(name, args, kwargs)
+        key = (first.numel(), first.dtype)
+        text = texts.get(key)
+        if text is None:
+            if len(texts) > MOST:
+                texts.clear()
+            text = texts[key] = describe(name, args, kwargs)
+        return text
 
     def call(*args: Any, **kwargs: Any) -> Any:
         if tracing() or observer.thread != get_ident() or observer.activity == COMM:
             return plain(*args, **kwargs)
         group = kwargs.get("group") if len(args) <= at else args[at]
         is_default = group is None or group is group_of.WORLD
-        frame = observer.begin_collective(describe(name, args, kwargs), numbered and is_default)
+        frame = observer.begin_collective(text_of(args, kwargs), numbered and is_default)
         try:
             return plain(*args, **kwargs)
         finally:
