@@ -55,7 +55,7 @@ def test_the_most_patient_rank_speaks_for_all() -> None:
 
 def test_a_rank_that_stands_still_is_named_with_both_times() -> None:
     assert is_stalled(beats(beat(0), beat(1, age=2.25)), BEGUN, SPEC) == (
-        "rank 1 has stood still for 2.2 s, longer than 1.5 s"
+        "rank 1 has stood still for 2.2 s; 1.3 s are usual at most"
     )
     assert is_stalled(beats(beat(0), beat(1, age=1.2)), BEGUN, SPEC) is None
     assert is_stalled({}, BEGUN, SPEC) is None

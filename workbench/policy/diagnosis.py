@@ -86,7 +86,7 @@ def is_excused(case: Case, verdict: Verdict) -> bool:
     """Whether those to blame get on, or do what may take long; the others have not waited too long for them yet."""
     blamed = case.of(verdict.culprits or verdict.suspects)
     waited = max(rank.age for rank in case.ranks)
-    if blamed and all(rank.age < case.limit and not (rank.missing or is_stopped(rank)) for rank in blamed):
+    if blamed and all(rank.age < case.limit / 2 and not (rank.missing or is_stopped(rank)) for rank in blamed):
         return waited < max(30.0, 10.0 * case.limit)
     return any(waited < seconds for rank in blamed for frame, _, seconds in EXCUSES if frame in main_thread(rank.stack))
 

@@ -161,4 +161,4 @@ def is_stalled(beats: Mapping[int, Standing], pace: Pace, spec: JobSpec, early: 
         if not waiting:
             return None
         oldest = waiting[0]
-    return f"rank {oldest.rank} has stood still for {oldest.age:.1f} s, longer than {most:.1f} s"
+    return f"rank {oldest.rank} has stood still for {oldest.age:.1f} s; {early * most:.1f} s are usual at most"

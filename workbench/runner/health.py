@@ -35,6 +35,7 @@ LOOK_EVERY: Final = 0.25
 LEAD: Final = 0.65  # s before its patience is over that evidence is gathered: it is to be told in time
 AHEAD: Final = 1.0  # s that a rank's age is thought on after its last beat
 SOONEST: Final = 0.4  # of the patience, before which nobody is suspected
+SHORTEST: Final = 0.02  # s between two looks
 ANSWER: Final = 1.0  # s that an agent may gather evidence
 WITHIN: Final = 1.5  # s until it is here
 AGAIN: Final = 2.0  # s after which what was no stall is looked at again; then ever longer
@@ -164,33 +165,47 @@ class Health:
 
     async def _investigate(self, job: LiveJob, monitor: Monitor) -> None:
         count, spec = monitor.restart_count, job.state.spec
-        asked = self._now()
-        evidence = await self._gather(job, count, deep=True)
+        found = await self._gather(job, count, deep=True)
+        evidence, reason = await self._confirm(job, monitor, found)
+        if reason is None or job.state.phase is not JobPhase.HEALTHY or job.state.restart_count != count:
+            return
         pace = monitor.paced()
         limit = EARLY * patience(_by_rank(evidence), pace, spec)
-        oldest = max((rank.age for rank in evidence), default=0.0)
-        await asyncio.sleep(min(max(0.0, limit - oldest - (self._now() - asked)), LEAD))
-        evidence = _renewed(evidence, await self._gather(job, count, deep=False))
-        if job.state.phase is not JobPhase.HEALTHY or job.state.restart_count != count:
-            return
         if any(self._link.may_be_cut_off(rank.worker) for rank in job.state.ranks):
             monitor.not_before = self._now() + LEAD  # the pool will say that its host is lost, or it gets on
             return
-        verdict = None
-        if is_stalled(_by_rank(evidence), pace, spec) is not None:
-            finished = tuple(rank.rank for rank in job.state.ranks if rank.phase is RankPhase.SUCCEEDED)
-            blamed_only = spec.kind is EntrypointKind.INTERACTIVE or not pace.has_begun
-            verdict = diagnose(evidence, limit=limit, finished=finished, blamed_only=blamed_only)
-        now = self._now()
-        if verdict is None:
+        finished = tuple(rank.rank for rank in job.state.ranks if rank.phase is RankPhase.SUCCEEDED)
+        blamed_only = spec.kind is EntrypointKind.INTERACTIVE or not pace.has_begun
+        verdict = diagnose(evidence, limit=limit, finished=finished, blamed_only=blamed_only)
+        now, wall = self._now(), self._link.now()
+        if verdict is None:  # it may take its time; looked at again while the same pause lasts
             monitor.not_before, monitor.delay = now + monitor.delay, 1.5 * monitor.delay
             return
         stood = min(rank.age for rank in evidence if rank.age >= limit)
-        wall = self._link.now()
-        stall = as_stall(verdict, evidence, since=wall - stood)
-        stall = replace(stall, stacks=fold(evidence, verdict.culprits or verdict.suspects))
         monitor.stalled_at, monitor.delay = now - stood, AGAIN
+        stall = replace(
+            as_stall(verdict, evidence, since=wall - stood),
+            stacks=fold(evidence, verdict.culprits or verdict.suspects),
+            evidence=(*verdict.evidence, reason),
+        )
         self._tell(job, StallDetected(time=wall, restart_count=count, stall=stall))
+
+    async def _confirm(
+        self, job: LiveJob, monitor: Monitor, found: list[RankEvidence]
+    ) -> tuple[list[RankEvidence], str | None]:
+        """Wait until the job has stood still for as long as it may; no reason: it got on meanwhile."""
+        last = max((rank.age for rank in found), default=0.0)
+        while True:
+            evidence = _renewed(found, await self._gather(job, monitor.restart_count, deep=False))
+            pace, spec = monitor.paced(), job.state.spec
+            reason = is_stalled(_by_rank(evidence), pace, spec)
+            oldest = max((rank.age for rank in evidence), default=0.0)
+            if reason is not None or oldest < last or job.state.phase is not JobPhase.HEALTHY:
+                return evidence, reason
+            last, missing = oldest, EARLY * patience(_by_rank(evidence), pace, spec) - oldest
+            if missing > 2 * LEAD:  # it may take longer than was thought
+                return evidence, None
+            await asyncio.sleep(min(max(missing, SHORTEST), LEAD))
 
     async def _gather(self, job: LiveJob, count: int, *, deep: bool) -> list[RankEvidence]:
         """Of every rank that runs, in rank order; one whose agent does not answer says so."""
