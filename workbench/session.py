@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
     from workbench.views.spans import Timeline
 
 SERVICE: Final = "workbench.runner.service:make_service"
+CONTROLS: Final = "workbench_widgets.controls"  # by name: it is above, and needs what not every install has
 T = TypeVar("T")
 POLL: Final = 10.0  # s that one request for news may wait
 
@@ -378,6 +380,16 @@ class Job:
         return CellRun(self, self.session.ask(name, request, CellStarted, 60.0))
 
     # --- display ---
+
+    def panel(self) -> Any:
+        """Buttons for a notebook (ipywidgets): resume, resize, cancel, stacks, interrupt, faults on purpose."""
+        try:
+            module = importlib.import_module(CONTROLS)
+        except ImportError as error:
+            raise UsageError(
+                f"there is no {error.name} here", hint="pip install 'dtrain-workbench[notebook]'"
+            ) from None
+        return module.panel(self)
 
     def __repr__(self) -> str:
         return f"<Job {self.job_id}>"

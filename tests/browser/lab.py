@@ -293,7 +293,7 @@ class LiveView:
         return int(
             self.frame.evaluate(
                 "() => Math.max(0, ...[...Bokeh.documents[0].all_models].filter(m => m.type === 'ColumnDataSource')"
-                ".map(m => (m.data.get ? m.data.get('x') : m.data.x).length))"
+                ".map(m => ((m.data.get ? m.data.get('x') : m.data.x) || []).length))"
             )
         )
 

@@ -17,6 +17,7 @@ from workbench_widgets.source import Filter, LogTail, Picture
 from workbench import WorkbenchError
 from workbench.feed import JobSummary, PoolStatus
 from workbench.state import JobPhase
+from workbench.views.acts import Act
 from workbench.views.logs import Level, LogLine
 
 
@@ -37,8 +38,8 @@ class FakeSource:
         self.changed.append(changed)
         return lambda: self.changed.remove(changed)
 
-    def act(self, action: str, done: Callable[[str], None], *, by: str) -> None:
-        self.acts.append(f"{action} by {by}")
+    def act(self, act: Act, done: Callable[[str], None], *, by: str) -> None:
+        self.acts.append(f"{act.name} by {by}")
         done("it is done")
 
 
@@ -85,7 +86,9 @@ def test_a_change_is_drawn_by_every_panel() -> None:
     page.run(0.2)
     assert "HEALTHY" in page.markup("header") and "<table" in page.markup("ranks")
     assert 'data-do="cancel" class="danger"' in page.markup("controls")
-    assert set(page.dashboard.roots) == {"header", "controls", "ranks", "throughput", "logs", "frame"}
+    assert set(page.dashboard.roots) == {
+        "header", "controls", "ranks", "timeline", "checkpoints", "throughput", "logs", "frame"
+    }  # fmt: skip
 
 
 def test_log_lines_are_flushed_twice_a_second_at_most() -> None:

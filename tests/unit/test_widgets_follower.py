@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 from test_views_job import state, update
-from workbench_widgets.actions import perform, why_not
+from workbench_widgets.actions import perform
 from workbench_widgets.follower import Follower, Followers
 from workbench_widgets.source import Filter
 
@@ -17,6 +17,7 @@ from workbench import WorkbenchError
 from workbench.feed import Cursor, Update
 from workbench.state import JobPhase
 from workbench.telemetry import OutputWritten
+from workbench.views.acts import Act, why_not
 from workbench.views.job import JobView, ViewBuilder
 
 PATIENCE = 5.0
@@ -164,18 +165,18 @@ def view(**changes: Any) -> JobView:
 
 def test_acts_say_what_they_did() -> None:
     job: Any = FakeJob()
-    assert perform("cancel", job, view(), by="me") == "Cancel was asked for; the job is STOPPING now."
+    assert perform(Act("cancel"), job, view(), by="me") == "Cancel was asked for; the job is STOPPING now."
     assert job.calls == [("cancel", "me")]
-    assert perform("stacks", job, view(), by="") == "Stacks of ranks 0, 1:\n\nrank 0\nThread 1\n\nrank 1\nThread 2"
+    assert perform(Act("stacks"), job, view(), by="") == "Stacks of ranks 0, 1:\n\nrank 0\nThread 1\n\nrank 1\nThread 2"
 
 
 def test_acts_say_why_they_could_not() -> None:
     job: Any = FakeJob()
     nobody = replace(view(phase=JobPhase.INIT), rows=())
-    assert "no rank runs now" in perform("stacks", job, nobody, by="")
-    assert "only a cell on an interactive job" in perform("interrupt", job, view(), by="")
-    assert "the job has ended: FAILED" in perform("cancel", job, view(phase=JobPhase.FAILED), by="")
-    assert "the pool does not answer" in perform("cancel", None, view(), by="")
-    assert "not known yet" in why_not("cancel", None)
+    assert "no rank runs now" in perform(Act("stacks"), job, nobody, by="")
+    assert "only a cell on an interactive job" in perform(Act("interrupt"), job, view(), by="")
+    assert "the job has ended: FAILED" in perform(Act("cancel"), job, view(phase=JobPhase.FAILED), by="")
+    assert "the pool does not answer" in perform(Act("cancel"), None, view(), by="")
+    assert "not known yet" in why_not(Act("cancel"), None)
     interactive = replace(view(), is_interactive=True)
-    assert perform("interrupt", job, interactive, by="") == "It did not work: the ranks are gone (look at the job)"
+    assert perform(Act("interrupt"), job, interactive, by="") == "It did not work: the ranks are gone (look at the job)"

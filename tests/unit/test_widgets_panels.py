@@ -20,6 +20,7 @@ from workbench_widgets.source import Filter, LogTail, Picture
 
 from workbench.feed import JobSummary
 from workbench.state import Failure, FailureKind, JobPhase
+from workbench.views.acts import Act
 from workbench.views.logs import Level, LogLine
 from workbench.views.table import jobs_table
 
@@ -243,7 +244,7 @@ def test_the_readers_choice() -> None:
 
 
 def test_cancel_asks_first() -> None:
-    acts: list[str] = []
+    acts: list[Act] = []
     controls = Controls(acts.append)
     controls.update(view_of(update()))
     controls._pressed("cancel", "")
@@ -252,7 +253,7 @@ def test_cancel_asks_first() -> None:
     assert "End this job?" not in controls.root.markup
     controls._pressed("cancel", "")
     controls._pressed("cancel", "")
-    assert acts == ["cancel"] and "cancel: asking the pool" in controls.root.markup
+    assert acts == [Act("cancel")] and "cancel: asking the pool" in controls.root.markup
 
 
 def test_a_question_goes_when_the_job_has_ended_meanwhile() -> None:
@@ -264,10 +265,10 @@ def test_a_question_goes_when_the_job_has_ended_meanwhile() -> None:
 
 
 def test_a_button_that_cannot_says_why() -> None:
-    acts: list[str] = []
+    acts: list[Act] = []
     controls = Controls(acts.append)
     controls.update(view_of(update(state=state(phase=JobPhase.SUCCEEDED, ended_at=1050.0))))
-    assert controls.root.markup.count('aria-disabled="true"') == 3
+    assert controls.root.markup.count('aria-disabled="true"') == 4  # all but resume
     controls._pressed("stacks", "")
     assert "Nothing done: the job has ended: SUCCEEDED." in controls.root.markup and acts == []
     controls._pressed("rm -rf", "")

@@ -12,13 +12,16 @@ from typing import Any, Final
 
 import panel as pn
 
+from workbench.views.acts import Act
 from workbench_widgets.live import Frame
 from workbench_widgets.pacer import Pacer
+from workbench_widgets.panels.checkpoints import Checkpoints
 from workbench_widgets.panels.controls import Controls
 from workbench_widgets.panels.header import Header
 from workbench_widgets.panels.logs import MOST, Logs
 from workbench_widgets.panels.ranks import Ranks
 from workbench_widgets.panels.throughput import Throughput
+from workbench_widgets.panels.timeline import Lanes
 from workbench_widgets.source import Source
 
 LOG_EVERY: Final = 0.5  # s between two flushes of log lines
@@ -34,15 +37,18 @@ class Dashboard:
         self._log_version, self._log_at, self._is_log_planned = -1, float("-inf"), False
         self._header, self._ranks, self._throughput = Header(source.job_id), Ranks(), Throughput(theme)
         self._logs, self._controls = Logs(self._filtered), Controls(self._act)
+        self._lanes, self._checkpoints = Lanes(theme), Checkpoints(self._controls.begin)
         self.pacer = Pacer(self.draw, later, now)
-        self.frame = Frame(self.pacer.shown, self._throughput.paint)
+        self.frame = Frame(self.pacer.shown, self._paint)
         self._end = source.subscribe(lambda: later(0.0, self.pacer.want))  # before the first look: nothing is missed
         self.draw()
 
     @property
     def roots(self) -> dict[str, Any]:
         """What the page places, by the names that its template uses."""
-        panels = (self._header, self._controls, self._ranks, self._throughput, self._logs)
+        panels = (
+            self._header, self._controls, self._ranks, self._lanes, self._checkpoints, self._throughput, self._logs
+        )  # fmt: skip
         return {str(panel.root.name): panel.root for panel in panels} | {"frame": self.frame}
 
     def draw(self) -> None:
@@ -54,6 +60,8 @@ class Dashboard:
             if picture.view is not None:
                 self._ranks.update(picture.view)
                 self._throughput.update(picture.view)
+                self._lanes.update(picture.view)
+                self._checkpoints.update(picture.view)
             self._draw_logs(picture.view.world_size if picture.view else 0)
             self.frame.pulse += 1
 
@@ -83,8 +91,12 @@ class Dashboard:
         self._log_version, self._log_at = -1, float("-inf")
         self.pacer.want()
 
-    def _act(self, action: str) -> None:
+    def _paint(self, theme: str) -> None:
+        self._throughput.paint(theme)
+        self._lanes.paint(theme)
+
+    def _act(self, act: Act) -> None:
         def done(text: str) -> None:
             self._later(0.0, lambda: self._controls.said(text))
 
-        self._source.act(action, done, by=BY)
+        self._source.act(act, done, by=BY)

@@ -13,9 +13,10 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from workbench import Job, WorkbenchError
+from workbench.views.acts import Act
 from workbench.views.job import ViewBuilder
 from workbench.views.logs import LogRing
-from workbench_widgets.actions import perform
+from workbench_widgets.actions import Once, perform
 from workbench_widgets.source import Filter, LogTail, Picture
 
 LINGER: Final = 30.0  # s after the last page
@@ -43,7 +44,7 @@ class Follower:
         self.log_version = 0
         self._find, self._lost, self._linger, self._retry = find, lost, linger, retry
         self._lock = threading.Lock()
-        self._ring = LogRing()
+        self._ring, self._once = LogRing(), Once()
         self._listeners: dict[object, Callable[[], object]] = {}
         self._deserted_at = time.monotonic()
         self._wake = threading.Event()
@@ -71,11 +72,22 @@ class Follower:
             note = self._ring.note(self.picture.view.output_dropped if self.picture.view else 0)
         return LogTail(tuple(lines[max(0, len(lines) - most) :]), note)
 
-    def act(self, action: str, done: Callable[[str], None], *, by: str) -> None:
-        def work() -> None:
-            done(perform(action, self._job, self.picture.view, by=by))
+    def act(self, act: Act, done: Callable[[str], None], *, by: str) -> None:
+        """Pages of one job share this: the second click of two may come from another one."""
+        with self._lock:
+            refusal = self._once.begin(act)
+        if refusal:
+            done(f"Nothing done: {refusal}.")
+            return
 
-        threading.Thread(target=work, name=f"{action}-{self.job_id}", daemon=True).start()
+        def work() -> None:
+            try:
+                done(perform(act, self._job, self.picture.view, by=by))
+            finally:
+                with self._lock:
+                    self._once.end(act)
+
+        threading.Thread(target=work, name=f"{act.name}-{self.job_id}", daemon=True).start()
 
     # --- the thread ---
 

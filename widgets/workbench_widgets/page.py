@@ -58,10 +58,12 @@ TALLEST: Final = 720  # px that the frame in a notebook grows to; more is scroll
 JOB_BODY: Final = """
 <div class="top"><div>{{ embed(roots.header) }}</div><div data-acts>{{ embed(roots.controls) }}</div></div>
 <section aria-label="Ranks">{{ embed(roots.ranks) }}</section>
+<section aria-label="Failures and recoveries">{{ embed(roots.timeline) }}</section>
 <div class="two">
 <section aria-label="Throughput">{{ embed(roots.throughput) }}</section>
 <section aria-label="Logs"><h2>Output of the ranks</h2>{{ embed(roots.logs) }}</section>
 </div>
+<section aria-label="Checkpoints" data-acts><h2>Checkpoints</h2>{{ embed(roots.checkpoints) }}</section>
 """
 LIST_BODY: Final = '<section aria-label="Jobs">{{ embed(roots.jobs) }}</section>'
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
+from workbench.views.acts import Act
 from workbench.views.job import JobView
 from workbench.views.logs import Level, LogLine
 
@@ -49,5 +50,5 @@ class Source(Protocol):
     def subscribe(self, changed: Callable[[], object]) -> Callable[[], None]:
         """Have `changed` called, from any thread, after each change; the answer ends it."""
 
-    def act(self, action: str, done: Callable[[str], None], *, by: str) -> None:
-        """Begin "cancel", "interrupt" or "stacks"; `done` gets what came of it in words, from any thread."""
+    def act(self, act: Act, done: Callable[[str], None], *, by: str) -> None:
+        """Begin it; `done` gets what came of it in words, from any thread."""

@@ -80,6 +80,13 @@ tbody th{{padding-left:4px}} thead th:first-child{{padding-left:4px}}
 .log .level1 .what{{color:var(--dt-warn)}} .log .level2 .what{{color:var(--dt-bad)}}
 .log .empty{{color:var(--dt-muted);font-family:{FONT};padding:4px 10px}}
 .logwrap{{position:relative}}
+.few{{width:76px;min-width:0 !important;flex:0 0 auto !important}}
+.tools label{{display:inline-flex;gap:6px;align-items:center}}
+td button{{height:22px;padding:0 8px}}
+.story{{margin:2px 0 0;padding:0;list-style:none}} .story li{{padding:1px 0}}
+.key{{display:inline-flex;align-items:center;justify-content:center;min-width:14px;height:14px;margin-right:5px;
+ border-radius:2px;font:600 10px/14px {FONT};vertical-align:-2px}}
+.key.mark{{border:1px solid currentColor;border-radius:7px;background:none}}
 .jump{{position:absolute;right:14px;bottom:10px}}
 """
 

@@ -46,6 +46,30 @@ PHASE_COLOURS: Final[Mapping[str, str]] = {  # with black text on them, in both 
     "other": "#DDDDDD",
 }
 
+# What ranks do, on a timeline: (light, dark), and a pattern, so that no two that mean trouble differ by colour alone.
+LANE_COLOURS: Final[Mapping[str, tuple[str, str]]] = {
+    "SLOTS": ("#e4e7ea", "#2b2f33"),
+    "LAUNCHING": ("#9ad0f0", "#2a6a94"),
+    "RUNNING": ("#bfd3e0", "#40586a"),
+    "STEPPING": ("#66c2a4", "#12805f"),
+    "CHECKPOINTING": ("#cc79a7", "#cc79a7"),
+    "WAITING": ("#f0e08a", "#9c8f2e"),
+    "STALLED": ("#d55e00", "#e8752a"),
+    "DEAD": ("#1c1e21", "#f2f2f2"),
+    "FINISHED": ("#d0d4d8", "#4a5056"),
+    "RECOVERING": ("#f0b04a", "#c98500"),
+    "STOPPING": ("#a8adb3", "#777d84"),
+}
+LANE_HATCHES: Final[Mapping[str, str]] = {  # Bokeh's names
+    "SLOTS": "dot",
+    "LAUNCHING": "vertical_line",
+    "WAITING": "horizontal_line",
+    "STALLED": "left_diagonal_line",
+    "DEAD": "cross",
+    "RECOVERING": "right_diagonal_line",
+    "STOPPING": "spiral",
+}
+
 
 def known_theme(name: str) -> str:
     """`name` when it is a theme, else the light one."""
@@ -66,13 +90,19 @@ def rank_dash(rank: int) -> Any:
     return DASHES[(rank + rank // RANK_COLOURS) % len(DASHES)]
 
 
+def lane_colour(kind: str, theme: str) -> str:
+    """Of a `SpanKind`, by its name."""
+    return LANE_COLOURS[kind][THEMES.index(theme)]
+
+
 def css_variables() -> str:
     """`--dt-NAME` for the page; the theme is the root element's `data-theme`."""
     blocks = []
     for index, theme in enumerate(THEMES):
         values = "".join(f"--dt-{name}:{pair[index]};" for name, pair in _PAIRS.items())
         ranks = "".join(f"--dt-rank{k}:{value};" for k, value in enumerate(_RANKS[theme]))
-        blocks.append(f':root[data-theme="{theme}"]{{color-scheme:{theme};{values}{ranks}}}')
+        lanes = "".join(f"--dt-lane-{name}:{pair[index]};" for name, pair in LANE_COLOURS.items())
+        blocks.append(f':root[data-theme="{theme}"]{{color-scheme:{theme};{values}{ranks}{lanes}}}')
     return "".join(blocks)
 
 

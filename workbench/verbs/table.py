@@ -143,8 +143,8 @@ VERBS: Final[tuple[Verb, ...]] = (
     Verb(
         "timeline", "show a job's attempts, failures and recoveries, what every rank did when", story.timeline,
         operands=(JOB,), options=_COMMON, examples=("timeline", "timeline train-1f2e --json"),
-        notes="goodput: time of steps that count / time since the first step began. ETTR: the same time, less what "
-        "training stood still for checkpoints / all time since the job was submitted.",
+        notes="goodput: time of steps that count / time since the first step began. ETTR: the same time / all "
+        "time since the job was submitted.",
     ),
     Verb(
         "attach", "make a job the current one; in a shell show all its output, then what comes", output.attach,

@@ -182,4 +182,6 @@ class Marks:
         self._by_kind.setdefault(mark.kind, folded_marks()).extend([mark])
 
     def all(self) -> tuple[Mark, ...]:
-        return tuple(sorted((m for kept in self._by_kind.values() for m in kept.items), key=lambda m: m.time))
+        """In order of time; of one moment the cause first."""
+        kinds = [kind for kind in MarkKind if kind in self._by_kind]
+        return tuple(sorted((m for kind in kinds for m in self._by_kind[kind].items), key=lambda m: m.time))

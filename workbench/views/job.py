@@ -21,9 +21,10 @@ import msgspec
 from workbench.events import SlotsGranted
 from workbench.feed import Bucket, Total, Update
 from workbench.spec import EntrypointKind
-from workbench.state import Failure, JobPhase, JobState, RankPhase, RankState
+from workbench.state import Checkpoint, Failure, JobPhase, JobState, RankPhase, RankState
 from workbench.telemetry import RankBeat
 from workbench.views.buckets import across_ranks, join, merge, merge_totals
+from workbench.views.checkpoints import CheckpointList
 from workbench.views.series import History, RankPoint, SeriesPoint, known, per_second, point_of, rank_point_of
 from workbench.views.spans import Timeline
 from workbench.views.straggler import find_slowest, own_time, shares
@@ -93,6 +94,7 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     telemetry_dropped: int = 0
     output_dropped: int = 0
     timeline: Timeline | None = None  # None: the record's beginning has not come
+    checkpoints: tuple[Checkpoint, ...] = ()  # the newest first
 
 
 class ViewBuilder:
@@ -112,7 +114,7 @@ class ViewBuilder:
         self._totals = History[Total](merge_totals)
         self._by_rank: dict[int, History[Bucket]] = {}
         self._telemetry_dropped = self._output_dropped = 0
-        self._timeline = TimelineBuilder()
+        self._timeline, self._checkpoints = TimelineBuilder(), CheckpointList()
 
     def add(self, update: Update) -> None:
         old = self._state
@@ -125,6 +127,7 @@ class ViewBuilder:
             if isinstance(event, SlotsGranted) and self._granted_at is None:
                 self._granted_at = event.time
         self._timeline.add(update.events)
+        self._checkpoints.add(update.events)
         self._beats.update((beat.rank, beat) for beat in update.beats)
         self._add_buckets(update)
 
@@ -183,6 +186,7 @@ class ViewBuilder:
             telemetry_dropped=self._telemetry_dropped,
             output_dropped=self._output_dropped,
             timeline=self._timeline.timeline(self._totals.items, self._now) if self._timeline.has_begun else None,
+            checkpoints=self._checkpoints.newest_first,
         )
 
     def _running_for(self, state: JobState) -> float:

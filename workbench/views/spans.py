@@ -33,8 +33,9 @@ class SpanKind(enum.Enum):
 
 
 class MarkKind(enum.Enum):
-    """What happened at a moment; each value is what a person reads."""
+    """What happened at a moment; each value is what a person reads. What leads to the other comes first."""
 
+    REQUESTED = "asked for"
     INJECTED = "fault injected"
     FAILED = "failure detected"
     STALLED = "stall diagnosed"
@@ -46,12 +47,12 @@ class MarkKind(enum.Enum):
     REFUSED = "checkpoint refused"
     STRAGGLER = "straggler"
     NON_FINITE = "not a number"
-    REQUESTED = "asked for"
     ENDED = "ended"
 
 
 # A mark never speaks by colour alone: this letter goes with it, and what it stands for is in the legend.
 LETTERS: Final[Mapping[MarkKind, str]] = {
+    MarkKind.REQUESTED: "A",
     MarkKind.INJECTED: "I",
     MarkKind.FAILED: "F",
     MarkKind.STALLED: "S",
@@ -63,7 +64,6 @@ LETTERS: Final[Mapping[MarkKind, str]] = {
     MarkKind.REFUSED: "B",
     MarkKind.STRAGGLER: "L",
     MarkKind.NON_FINITE: "N",
-    MarkKind.REQUESTED: "A",
     MarkKind.ENDED: "E",
 }
 
@@ -148,10 +148,11 @@ class Goodput(msgspec.Struct, frozen=True, kw_only=True):
     """What the job's time was spent on. A step counts unless a later attempt began before it and had to do it again.
 
     `goodput`: time of steps that count / time since the first step began. `ettr`, the effective training time ratio:
-    the same time less what training stood still for checkpoints / all time since the job was submitted, launch, waits
-    for slots and recoveries included (Kokolis et al., "Revisiting Reliability in Large-Scale Machine Learning Research
-    Clusters", HPCA 2025; Wan et al., "ByteRobust", SOSP 2025). Time between a job's end and a resume is in neither.
-    Step times are means over the ranks. None before the first step.
+    the same time / all time since the job was submitted, launch, waits for slots and recoveries included (Kokolis et
+    al., "Revisiting Reliability in Large-Scale Machine Learning Research Clusters", HPCA 2025; Wan et al.,
+    "ByteRobust", SOSP 2025). What training stood still for checkpoints is part of the steps it fell into, as it is of
+    their measured times; `checkpoints` tells it apart, since the former of the two papers counts it as lost. Time
+    between a job's end and a resume is in neither. Step times are means over the ranks. None before the first step.
     """
 
     goodput: float | None = None

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Final, NamedTuple
 
 from workbench.feed import JobSummary, PoolStatus
-from workbench.state import JobPhase
+from workbench.state import Checkpoint, JobPhase
 from workbench.views.advice import advise
 from workbench.views.job import JobView, RankRow
 from workbench.views.wording import (
@@ -31,6 +31,7 @@ FOLD_ABOVE: Final = 32
 SINGLY: Final = 5
 STANDS_OUT: Final = 1.05  # own work against the median above which a rank is shown singly
 NO_WORKER: Final = "no worker has joined yet; start some with: %dtrain up"
+WHOLE: Final = "whole, as far as is known"
 NO_JOB: Final = "no job has run here yet; start one with: %dtrain launch train.py"
 PHASE_COLUMNS: Final = (
     ("data", "data"),
@@ -206,6 +207,20 @@ def workers_table(pool: PoolStatus, *, with_address: bool = True) -> Table:
         Column("process", True, 1, tuple(str(worker.pid) for worker in workers)),
     )
     return Table(f"Workers of pool {pool.name}", columns)
+
+
+def checkpoints_table(checkpoints: Iterable[Checkpoint], now: float) -> Table:
+    """One a row, the newest first."""
+    rows = list(checkpoints)
+    columns = (
+        Column("step", True, 0, tuple(count(c.step) for c in rows)),
+        Column("saved", False, 0, tuple(f"{span(max(0.0, now - c.saved_at))} ago" for c in rows)),
+        Column("size", True, 1, tuple(size(c.size) if c.size else NOTHING for c in rows)),
+        Column("where", False, 1, tuple(c.tier.value for c in rows)),
+        Column("ranks", True, 2, tuple(count(c.world_size) for c in rows)),
+        Column("state", False, 0, tuple(f"✗ {c.problem}" if c.problem else f"✓ {WHOLE}" for c in rows)),
+    )
+    return Table("Checkpoints", columns)
 
 
 # --- lines above and below a table ------------------------------------------------------------------------------------

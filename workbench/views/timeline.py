@@ -191,7 +191,7 @@ class TimelineBuilder:
             stepping = max(0.0, until - self._first_step(totals[0]) - (self._idle - (self._began or _NEVER).idle))
         return Goodput(
             goodput=min(1.0, counted.useful / stepping) if stepping else None,
-            ettr=min(1.0, (counted.useful - counted.checkpoints) / wall) if wall and totals else None,
+            ettr=min(1.0, counted.useful / wall) if wall and totals else None,
             useful=counted.useful,
             redone=counted.redone,
             checkpoints=counted.checkpoints,

@@ -1,0 +1,68 @@
+"""The job's checkpoints: step, age, size, where, whole or why not; each with a button that resumes an ended job."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from workbench.views.acts import Act, why_not
+from workbench.views.job import JobView
+from workbench.views.table import Column, Table, checkpoints_table
+from workbench_widgets.live import Live
+from workbench_widgets.panels.markup import esc, table_html
+from workbench_widgets.style import PANEL
+
+EMPTY = (
+    '<p class="muted">None yet. A script that steps through <code>run.steps(loader, state)</code> is saved every N '
+    "steps with <code>--checkpoint-every N</code>; the newest is where the job goes on after a failure.</p>"
+)
+
+
+class Checkpoints:
+    """See the module. `on_act` begins an action."""
+
+    def __init__(self, on_act: Callable[[Act], None]) -> None:
+        self._on_act = on_act
+        self._view: JobView | None = None
+        self.root = Live(name="checkpoints", stylesheets=[PANEL], markup=EMPTY, on_action=self._pressed)
+
+    def update(self, view: JobView) -> None:
+        self._view = view
+        self.root.markup = checkpoints_html(view)
+
+    def _pressed(self, action: str, value: str) -> None:
+        """`value` is the row that was pressed, as its step and path: the list may have grown meanwhile."""
+        index = next((k for k, row in enumerate(keys_of(self._view)) if row == value), None)
+        if action == "resume" and index is not None and self._view is not None:
+            chosen = self._view.checkpoints[index]
+            self._on_act(Act("resume", step=chosen.step, path=chosen.path))
+
+
+def keys_of(view: JobView | None) -> list[str]:
+    """What the buttons say of their rows: no path of the machine goes to the browser."""
+    return [f"{known.tier.value}-{known.step}" for known in view.checkpoints] if view is not None else []
+
+
+def checkpoints_html(view: JobView) -> str:
+    if not view.checkpoints:
+        return EMPTY
+    table = checkpoints_table(view.checkpoints, view.now)
+    table = Table(table.caption, (*table.columns, Column("go on", False, 0, ("",) * table.length)))
+
+    def cell(column: Column, index: int) -> str:
+        text = esc(column.cells[index])
+        if column.title == "go on":
+            return _button(view, index)
+        if column.title == "state":
+            return f'<span class="tone-{"bad" if view.checkpoints[index].problem else "good"}">{text}</span>'
+        return text
+
+    shown = table_html(table, cell=cell)
+    return f'<div class="scroll" tabindex="0" role="group" aria-label="checkpoints">{shown}</div>'
+
+
+def _button(view: JobView, index: int) -> str:
+    checkpoint = view.checkpoints[index]
+    reason = why_not(Act("resume", step=checkpoint.step, path=checkpoint.path), view)
+    about = f"resume from step {checkpoint.step:,}"
+    disabled = f' aria-disabled="true" title="{esc(reason)}"' if reason else f' title="{about}"'
+    return f'<button data-do="resume" value="{keys_of(view)[index]}" aria-label="{about}"{disabled}>Resume</button>'
