@@ -5,8 +5,10 @@ from __future__ import annotations
 import itertools
 import re
 
+import msgspec
 import pytest
 
+from workbench.commands import RequestSlots
 from workbench.policy.placement import Granted, Refused, Waiting, WorkerSlots, place
 from workbench.spec import JobSpec
 
@@ -96,6 +98,22 @@ def test_waiting(layout: Layout, asked: JobSpec, reason: str) -> None:
 def test_refused(layout: Layout, asked: JobSpec, reason: str) -> None:
     assert place(asked, workers(layout)) == Refused(reason)
     assert place(asked, workers(layout), ahead="digits-1a2b") == Refused(reason)
+
+
+def test_warm_workers_come_first_but_to_avoid_a_slot_counts_more() -> None:
+    def where(*avoid: tuple[str, int], ranks: int = 1) -> list[tuple[str, int]]:
+        wish = RequestSlots(job_id="job", avoid=avoid)
+        decision = place(spec(ranks), (msgspec.structs.replace(cold, is_warm=False), warm), wish=wish)
+        assert isinstance(decision, Granted)
+        return [(place.worker, place.slot) for place in decision.placements]
+
+    cold, warm = workers(TWO)
+    assert where() == [("w1", 0)]
+    assert where(("w1", 0)) == [("w1", 1)]
+    assert where(("w1", 0), ("w1", 1)) == [("w0", 0)]
+    cold, warm = workers(PAIR)
+    assert where() == [("w1", 0)]
+    assert where(ranks=3) == [("w1", 0), ("w1", 1), ("w0", 0)]
 
 
 @pytest.mark.parametrize("layout", [ONE, BUSY, TWO, PAIR])

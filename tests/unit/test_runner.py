@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from workbench.commands import RequestSlots
 from workbench.policy.placement import Granted, Refused, Waiting
 from workbench.pool.messages import PROTOCOL, Hello
@@ -54,6 +56,17 @@ def test_a_worker_that_says_the_same_again_is_no_news_and_one_that_left_has_no_s
     assert table.free() == ()
     table.enqueue(RequestSlots(job_id="a"))
     assert isinstance(_dispatch(table)["a"], Waiting)
+
+
+def test_a_running_job_is_offered_slots_where_ranks_start_at_once() -> None:
+    table = _table(2)
+    table.enqueue(RequestSlots(job_id="b"))
+    assert isinstance(_dispatch(table)["b"], Granted)
+    cold = Hello(protocol=PROTOCOL, host="h", pid=2, slots=1, is_warm=False)
+    assert table.join("w2", cold)
+    assert table.could_have("b", SPECS["a"]) == 0
+    assert table.join("w2", replace(cold, is_warm=True)), "this is news"
+    assert table.could_have("b", SPECS["a"]) == 3
 
 
 def test_what_can_never_run_leaves_the_queue() -> None:

@@ -106,6 +106,11 @@ class Agent:
         self._jobs.kill_all()
 
     @property
+    def is_warm(self) -> bool:
+        """Whether ranks can be forked at once; thread-safe."""
+        return self._zygotes.is_warm
+
+    @property
     def is_idle(self) -> bool:
         """Whether no process of any job is left. In the agent's thread."""
         return self._jobs.is_idle

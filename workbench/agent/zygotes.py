@@ -30,6 +30,12 @@ class Zygotes:
     def warm_up(self) -> None:
         self.get(self.default)
 
+    @property
+    def is_warm(self) -> bool:
+        """Whether the default one can fork at once. From any thread."""
+        keeper = self._keepers.get(self.default)
+        return keeper is not None and keeper.is_ready and not keeper.is_over
+
     def get(self, recipe: Recipe) -> Keeper:
         """The zygote of this kind; one that has died, or was never there, is started. Raises `OSError`."""
         keeper = self._keepers.get(recipe)

@@ -24,6 +24,7 @@ class WorkerSlots(msgspec.Struct, frozen=True, kw_only=True):
     host: str
     total: int
     free: tuple[int, ...]
+    is_warm: bool = True  # ranks start there at once
 
 
 class Granted(msgspec.Struct, frozen=True):
@@ -99,12 +100,12 @@ def _spread_out(ranks: int, nnodes: int, per_node: int) -> Shape:
 def _fit(
     hosts: dict[str, list[WorkerSlots]], shape: Shape, avoid: Sequence[tuple[str, int]]
 ) -> tuple[Placement, ...] | None:
-    """The slots for it, if they are free; such as are to be avoided only where there are no others."""
+    """The slots for it, if they are free: rather warm ones, and to be avoided ones only where there are no others."""
     slots = {host: _take(members, shape.per_node, avoid) for host, members in hosts.items()}
     fitting = [host for host in hosts if len(slots[host]) == shape.per_node]
     if len(fitting) < shape.nnodes:
         return None
-    fitting.sort(key=lambda host: sum((worker.worker, slot) in avoid for worker, slot in slots[host]))
+    fitting.sort(key=lambda host: _cost(slots[host], avoid))
     return tuple(
         _placement(node, local, shape.per_node, worker, slot)
         for node, host in enumerate(fitting[: shape.nnodes])
@@ -165,7 +166,15 @@ def _take(
     members: Sequence[WorkerSlots], count: int, avoid: Sequence[tuple[str, int]]
 ) -> list[tuple[WorkerSlots, int]]:
     free = [(worker, slot) for worker in members for slot in worker.free]
-    return sorted(free, key=lambda at: (at[0].worker, at[1]) in avoid)[:count]
+    return sorted(free, key=lambda at: _cost([at], avoid))[:count]
+
+
+def _cost(slots: Sequence[tuple[WorkerSlots, int]], avoid: Sequence[tuple[str, int]]) -> tuple[int, int]:
+    """How many are to be avoided, and how many would start late."""
+    return (
+        sum((worker.worker, slot) in avoid for worker, slot in slots),
+        sum(not worker.is_warm for worker, _ in slots),
+    )
 
 
 def _total(members: Sequence[WorkerSlots]) -> int:

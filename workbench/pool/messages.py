@@ -30,6 +30,7 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True):
     pid: int
     slots: int
     accelerator: str = "CPU"
+    is_warm: bool = True  # ranks start at once; else seconds later, when torch has been imported
     epoch: int = 0  # how often it has ended its ranks because it was cut off: see `lease`
 
 

@@ -86,7 +86,7 @@ class AgentPlugin(WorkerPlugin):  # type: ignore[misc]
             delay = min(delay * 2, HELLO_EVERY)
 
     def _hail(self) -> None:
-        hello = msgspec.structs.replace(self._hello, epoch=self._lease.epoch)
+        hello = msgspec.structs.replace(self._hello, epoch=self._lease.epoch, is_warm=self._agent.is_warm)
         self._post("dtrain-hello", encode(hello), stamp=self._lease.stamp)
 
     def _look_at_lease(self) -> None:

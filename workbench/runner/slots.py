@@ -68,10 +68,14 @@ class SlotTable:
             yield job_id, decision
 
     def could_have(self, job_id: str, spec: JobSpec) -> int:
-        """How many ranks a running job would get if it asked for all that it wants; 0: not those."""
+        """How many ranks a running job would get if it asked for all that it wants; 0: not those.
+
+        Not on a worker that is not warm yet: the job would stand still until it is.
+        """
         if self._queue:  # others wait
             return 0
-        decision = place(spec, self.free(besides=job_id), wish=RequestSlots(job_id=job_id))
+        warm = [slots for slots in self.free(besides=job_id) if slots.is_warm]
+        decision = place(spec, warm, wish=RequestSlots(job_id=job_id))
         return len(decision.placements) if isinstance(decision, Granted) else 0
 
     def free(self, *, besides: str = "") -> tuple[WorkerSlots, ...]:
@@ -84,6 +88,7 @@ class SlotTable:
                 host=hello.host,
                 total=hello.slots,
                 free=tuple(slot for slot in range(hello.slots) if (worker, slot) not in taken),
+                is_warm=hello.is_warm,
             )
             for worker, hello in self._workers.items()
         )
