@@ -116,5 +116,9 @@ def test_subgroups_and_point_to_point_do_not_count_in_the_sequence(pair: list[Ra
     before = [read_header(each.box).collective_seq for each in pair]
     both(pair, "dist.all_reduce(torch.ones(1), group=alone)\nif rank: dist.all_reduce(torch.ones(1), group=alone)")
     both(pair, "dist.send(torch.ones(2), 1) if rank == 0 else dist.recv(torch.ones(2), 0)")
-    assert [read_header(each.box).collective_seq for each in pair] == before
+    assert [read_header(each.box).collective_seq for each in pair] == [0, 0], (
+        "no number by which they could be compared"
+    )
     assert read_header(pair[1].box).collective == "recv[2 float32]"
+    both(pair, "dist.all_reduce(torch.ones(1))")
+    assert [read_header(each.box).collective_seq for each in pair] == [number + 1 for number in before]

@@ -157,6 +157,15 @@ def test_alone() -> None:
     assert found(rank(0), rank(1, age=0.1)).culprits == (0,), "ranks that do not wait for each other"
 
 
+def test_point_to_point() -> None:
+    receiving = rank(0, activity="COLLECTIVE", collective="recv[4 float32]")
+    verdict = found(receiving, rank(1))
+    assert (verdict.kind, verdict.culprits, verdict.collective) == (StallKind.ABSENT, (1,), "recv[4 float32]")
+    assert "rank 0 waits in recv[4 float32]" in verdict.reason
+    verdict = found(receiving, rank(1, activity="COLLECTIVE", collective="send[4 float32]"))
+    assert (verdict.kind, verdict.culprits) == (StallKind.DEADLOCK, (0, 1)), "no number, so no mismatch"
+
+
 def test_all_inside_the_same() -> None:
     verdict = found(rank(0, group(AR, AR)), rank(1, group(AR, AR)))
     assert (verdict.kind, verdict.culprits) == (StallKind.UNKNOWN, ())

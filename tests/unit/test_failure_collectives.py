@@ -40,6 +40,7 @@ def test_of_two_neither_is_blamed_and_equal_ones_explain_nothing() -> None:
     assert "cannot be told which of the two is wrong" in cause.reason
     assert find_mismatch((failed(0, SMALL), failed(1, SMALL)), ()) is None
     assert find_mismatch((failed(0, SMALL), failed(1, LARGE, seq=3)), ()) is None, "an older one had gone well"
+    assert find_mismatch((failed(0, "send[8 float32]", seq=0), failed(1, "recv[8 float32]", seq=0)), ()) is None
     killed = Failure(kind=FailureKind.SIGNAL, rank=1, reason="rank 1 killed by SIGKILL", time=1.0)
     assert first_cause((failed(0, SMALL), killed)) is killed
 

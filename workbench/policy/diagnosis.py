@@ -97,6 +97,9 @@ def main_thread(stack: str) -> str:
     return next((thread for thread in threads if '"MainThread"' in thread.partition("\n")[0]), stack)
 
 
+_ORDER: Final = (StallKind.DATA, StallKind.BUSY, StallKind.RETURNED, StallKind.ABSENT)
+
+
 # --- the rules --------------------------------------------------------------------------------------------------------
 
 
@@ -264,20 +267,41 @@ def _crossed(case: Case, waits: Waits) -> Verdict | None:
 
 
 def _alone(case: Case) -> Verdict | None:
-    """Nobody waits in a collective: each rank that stands still does so by itself."""
+    """Nobody waits in a numbered collective: those that stand still do so by themselves, or wait point to point."""
     old = [rank for rank in case.ranks if rank.age >= case.limit and not rank.missing]
     if not old or waited_for(case, None).waiting:
         return None
-    reasons = [_instead(rank) for rank in old]
-    order = [StallKind.DATA, StallKind.BUSY, StallKind.DEADLOCK]
-    kind = next((kind for kind in order if any(kind is other for other, _ in reasons)), StallKind.UNKNOWN)
-    mine = [rank for rank, (other, _) in zip(old, reasons, strict=True) if other is kind] or old
-    doing = next((text for other, text in reasons if other is kind), reasons[0][1])
+    waiting = [rank for rank in old if rank.activity == "COLLECTIVE"]
+    mine = [rank for rank in case.ranks if rank not in waiting and not rank.missing] if waiting else old
+    if not mine:
+        return _waiting_in_a_ring(waiting)
+    kind, doing = min((_instead(rank) for rank in mine), key=lambda found: _ORDER.index(found[0]))
+    mine = [rank for rank in mine if _instead(rank)[0] is kind]
+    if kind is StallKind.ABSENT and not waiting:
+        kind = StallKind.UNKNOWN
+    theirs = (
+        f"; {names(waiting)} {'waits' if len(waiting) == 1 else 'wait'} in {waiting[0].collective}" if waiting else ""
+    )
+    does = "does" if len(mine) == 1 else "do"
     return Verdict(
         kind=kind,
         culprits=numbers(mine),
-        reason=f"{names(mine)} {'does' if len(mine) == 1 else 'do'} not get on{_at(mine[0])}: {doing}{_in(mine[0])}",
+        reason=f"{names(mine)} {does} not get on{_at(mine[0])}: {doing}{_in(mine[0])}{theirs}",
+        collective=waiting[0].collective if waiting else "",
         evidence=(*map(_doing, mine), *_child_words(mine)),
+    )
+
+
+def _waiting_in_a_ring(waiting: Sequence[RankEvidence]) -> Verdict:
+    """Each in a call of its own that has no number: sends and receives, collectives of other groups."""
+    calls = ", ".join(f"rank {rank.rank} in {rank.collective}" for rank in waiting[:LISTED])
+    is_alone = len(waiting) == 1
+    return Verdict(
+        kind=StallKind.UNKNOWN if is_alone else StallKind.DEADLOCK,
+        culprits=numbers(waiting),
+        reason=f"{calls}, which does not end" if is_alone else f"the ranks wait for each other: {calls}",
+        collective=waiting[0].collective,
+        evidence=tuple(map(_doing, waiting)),
     )
 
 

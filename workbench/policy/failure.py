@@ -47,6 +47,8 @@ def first_cause(failures: tuple[Failure, ...], ranks: tuple[RankState, ...] = ()
 def find_mismatch(failures: tuple[Failure, ...], ranks: tuple[RankState, ...]) -> Failure | None:
     """A failure that says who entered another collective than the others; None where that explains nothing."""
     newest = max((f.collective_seq for f in failures if f.collective and f.rank is not None), default=0)
+    if not newest:  # point-to-point calls and those of other groups have no number by which to compare
+        return None
     inside = [f for f in failures if f.collective and f.rank is not None and f.collective_seq == newest]
     entered = {r.rank: r.collective for r in ranks if r.collective and r.collective_seq == newest}
     entered.update({f.rank: f.collective for f in inside if f.rank is not None})

@@ -119,7 +119,8 @@ def _box_waits(case: Case) -> list[Waits]:
 
 
 def waits_by_box(rank: RankEvidence) -> bool:
-    return rank.activity == "COLLECTIVE" and bool(rank.collective) and not is_stopped(rank)
+    """In a collective of the default group: others have no number by which ranks could be compared."""
+    return rank.activity == "COLLECTIVE" and rank.collective_seq > 0 and not is_stopped(rank)
 
 
 def groups_of(case: Case) -> dict[str, dict[int, GroupEvidence]]:

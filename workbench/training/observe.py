@@ -19,7 +19,7 @@ The rules of counting:
   exact, and the rest is divided into forward, backward and optimizer as in the last whole one; the box does not name
   these.
 - **Collectives** are numbered over the default group only; point-to-point calls and those of subgroups have a name but
-  no number of their own, since ranks differ in them.
+  no number (0), since ranks differ in them.
 - **Evaluation** is from the outermost `Module.eval()` to `train()` or the next step: only patience depends on it.
 - One thread is watched: the one that installed, until another one takes a step.
 
@@ -145,7 +145,7 @@ class Observer:
         try:
             self.collectives += numbered
             self.collective = name
-            self.box.collective(self.collectives, name)
+            self.box.collective(self.collectives if numbered else 0, name)
         except Exception as error:
             self.fail(error)
         return self.enter(COMM)
