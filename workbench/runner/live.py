@@ -59,6 +59,7 @@ class LiveJob:
     def __init__(self, job_id: str, file: JobFile) -> None:
         self.job_id, self.file = job_id, file
         self.ambient: dict[str, str] = {}
+        self.on_record: Callable[[LiveJob, Event], object] = lambda job, event: None
         self._state: JobState | None = None
         self._events: list[Event] = []
         self._beats: dict[int, tuple[int, RankBeat]] = {}
@@ -97,6 +98,7 @@ class LiveJob:
         """Keep a fact that changes nothing."""
         self.file.append(event)
         self._events.append(event)
+        self.on_record(self, event)
         self.wake()
 
     @property

@@ -56,6 +56,8 @@ from workbench.pool.messages import PROTOCOL, Hello, Message, decode, encode
 from workbench.pool.scheduler import SchedulerLink
 from workbench.runner.health import Health
 from workbench.runner.live import LiveJob
+from workbench.runner.notify import VARIABLE as NOTIFY
+from workbench.runner.notify import Notifier
 from workbench.runner.slots import SlotTable
 from workbench.spec import EntrypointKind, JobSpec, check_spec
 from workbench.state import JobPhase
@@ -65,6 +67,7 @@ from workbench.store.jobfile import JobFile
 
 KEEP: Final = 64  # ended jobs whose output and answers stay in memory
 FLUSH_EVERY: Final = 1.0
+LAST_WORD: Final = 1.0  # s that notes of jobs' ends may keep a pool that is to end
 ANSWER: Final = 0.5  # s that an injected fault's asker waits to hear that it cannot be done
 logger = logging.getLogger(__name__)
 
@@ -106,6 +109,7 @@ class Runner:
             "inject": _request(rq.Inject, self._inject),
             "shutdown": _request(float, self._shutdown),
         }
+        self._notifier = Notifier(link.now)
         self._rebuild()
         self._health = Health(link, lambda: tuple(self._jobs.values()), self._feed)
         self._flusher = link.spawn(self._keep_flushing())
@@ -142,6 +146,7 @@ class Runner:
 
     def close(self) -> None:
         self._flusher.cancel()
+        self._notifier.close(LAST_WORD)
         self._health.close()
         for job in self._jobs.values():
             job.flush(self._link.now())
@@ -191,6 +196,7 @@ class Runner:
                 job.record(command.event)
             case StartRanks():
                 env = {**job.ambient, **command.spec.env}
+                env.pop(NOTIFY, None)
                 self._send(job, msgspec.structs.replace(command, spec=msgspec.structs.replace(command.spec, env=env)))
             case _:
                 self._send(job, command)
@@ -279,6 +285,7 @@ class Runner:
     def _open(self, job_id: str, *, read_only: bool) -> LiveJob:
         job = LiveJob(job_id, JobFile.open(job_path(job_id), read_only=read_only))
         job.restore()
+        job.on_record = self._notifier.heard
         return job
 
     def _job(self, job_id: str) -> LiveJob:
@@ -327,7 +334,7 @@ class Runner:
             raise NotEnoughSlotsError(decision.reason)
         job_id = self._new_id(spec)
         job = LiveJob(job_id, JobFile.create(job_path(job_id), job_id))
-        job.ambient = request.ambient
+        job.ambient, job.on_record = request.ambient, self._notifier.heard
         self._jobs[job_id] = job
         self._feed(job_id, LaunchRequested(time=self._link.now(), job_id=job_id, spec=spec))
         return job_id
