@@ -95,3 +95,22 @@ def test_every_activity_has_words() -> None:
     for activity in Activity:
         box = Snapshot(1, 1, activity, 0.0, "all_reduce[8 float32]", 1, None)
         assert doing(box) == ("in all_reduce[8 float32]" if activity is Activity.COLLECTIVE else doing(box))
+
+
+def test_a_reset_connection_of_the_programs_own_is_no_lost_peer() -> None:
+    """As in a rank whose DataLoader worker was killed: the queue to it is reset, then torch tells of the worker."""
+    try:
+        try:
+            raise ConnectionResetError(104, "Connection reset by peer")
+        except OSError as reset:
+            assert not is_peer_lost(reset)
+            raise RuntimeError("DataLoader worker (pid 41) is killed by signal: Killed. ")  # noqa: B904
+    except RuntimeError as error:
+        assert not is_peer_lost(error)
+    try:
+        try:
+            raise RuntimeError(GLOO)
+        except RuntimeError:
+            raise RuntimeError("DataLoader worker (pid(s) 41) exited unexpectedly")  # noqa: B904
+    except RuntimeError as error:
+        assert not is_peer_lost(error)

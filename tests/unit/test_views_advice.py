@@ -62,7 +62,7 @@ SAID = {
     "rank 5 raised RuntimeError: CUDA error: invalid device ordinal": ("not given", "LOCAL_RANK"),
     "rank 0 raised DistBackendError: NCCL error in: ncclSystemError": ("network interface", "NCCL_DEBUG"),
     "rank 1: loss is not finite at step 12": ("learning rate", "--on-nan rollback"),
-    "rank 0 raised OSError: [Errno 28] No space left on device": ("the disk is full", "--checkpoint-keep"),
+    "rank 0 raised OSError: [Errno 28] No space left on device": ("the disk is full", "checkpoint_keep"),
     "rank 0 raised OSError: [Errno 24] Too many open files": ("open files", "ulimit -n"),
     "rank 0 raised ModuleNotFoundError: No module named 'timm.models'": ("timm.models is not installed", "--python"),
     "rank 1 killed by SIGKILL at step 4: on purpose": ("injected", "resume"),

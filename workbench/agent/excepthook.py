@@ -29,6 +29,7 @@ PEER_LOST: Final = (
     ("", "Watchdog caught collective operation timeout"),
     ("DistBackendError", ""),
 )
+OWN_CAUSES: Final = ("DataLoader worker",)  # whatever came before
 # These also come from a program's own sockets and files, so they count only inside torch.distributed.
 PEER_LOST_IN_TORCH: Final = (
     "Broken pipe",
@@ -62,7 +63,11 @@ def is_peer_lost(error: BaseException | None) -> bool:
     """Whether the exception, or one that it came of, was raised by a collective because a peer went away."""
     while error is not None:
         name, message = type(error).__name__, str(error)
-        if any(name == kind or (not kind and part in message) for kind, part in PEER_LOST):
+        if message.startswith(OWN_CAUSES):
+            return False
+        # The interpreter's own errors of sockets say the same of a program's, and of a worker process that is gone.
+        is_collectives = not isinstance(error, OSError) or _is_in_torch(error.__traceback__)
+        if is_collectives and any(name == kind or (not kind and part in message) for kind, part in PEER_LOST):
             return True
         if any(part in message for part in PEER_LOST_IN_TORCH) and _is_in_torch(error.__traceback__):
             return True

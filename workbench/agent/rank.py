@@ -132,13 +132,25 @@ def _run(launch: Launch, box_fd: int, control_fd: int) -> None:
         raise
     except BaseException as error:
         error.__traceback__ = excepthook.own_traceback(error.__traceback__)
-        word = {"op": "raised", **excepthook.describe(error)}
-        excepthook.show(error)
-        excepthook.silence()
+        word = {"op": "raised", **_account(error)}
         raise
     finally:
         if os.getpid() == pid:  # not a child that the program forked
             _tell(control, word)
+
+
+def _account(error: BaseException) -> Header:
+    """Describe and show it. A signal's handler may raise meanwhile, as DataLoader's does when a worker has died: then
+    that is the error, of which this one came.
+    """
+    try:
+        told = excepthook.describe(error)
+        excepthook.show(error)
+    except BaseException as second:
+        told = excepthook.describe(second)
+        excepthook.show(second)
+    excepthook.silence()
+    return told
 
 
 def open_line(connection: Connection, settings: Header) -> Control:

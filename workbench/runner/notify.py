@@ -1,8 +1,8 @@
 """Tells somebody outside of failures, stalls, recoveries and ends: a command, or a web address that gets a POST.
 
-Where to is said by `DTRAIN_NOTIFY` in the launcher's environment, else by the lines of the file `notify` in DTRAIN_HOME.
-It may hold a secret, so it is in no record and no log. Nothing here waits: a thread delivers, in order, and what goes
-wrong is a line in the scheduler's log.
+Where to is said by `DTRAIN_NOTIFY` in the launcher's environment, else by the lines of the file `notify` in
+DTRAIN_HOME. It may hold a secret, so it is in no record and no log. Nothing here waits: a thread delivers, and what
+goes wrong is a line in the scheduler's log.
 """
 
 from __future__ import annotations

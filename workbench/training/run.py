@@ -7,6 +7,8 @@ from collections.abc import Iterable, Iterator
 from time import monotonic
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
+from workbench.training.finite import FiniteWatch
+
 if TYPE_CHECKING:
     from workbench.training.observe import Observer
 
@@ -39,6 +41,7 @@ class Run:
         self._observer = observer
         self._steps = 0
         self._next_reading = 0.0
+        self._finite = FiniteWatch()
 
     @classmethod
     def current(cls) -> Run:
@@ -83,6 +86,7 @@ class Run:
         They belong to the step being taken; said right after `optimizer.step()`, before the next batch, forward or
         backward, to the one just finished, unless that has such a figure already. Samples and tokens said several times
         before one step add up. A loss that lies on a device is read at most twice a second, as reading waits for it.
+        One that is not finite is told, and the job does what its `on_nan` says.
         """
         number = None if loss is None else self._read(loss)  # also where nobody watches: an error must show there too
         observer = self._observer
@@ -90,6 +94,7 @@ class Run:
             return
         if number is not None:
             observer.report("loss", number)
+            self._finite.look(number, observer.step)
         if samples is not None:
             observer.report("samples", float(samples))
         if tokens is not None:

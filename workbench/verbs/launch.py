@@ -16,6 +16,7 @@ FIELDS: Final = (
     "nproc_per_node",
     "max_restarts",
     "snapshot_every",
+    "on_nan",
     "cwd",
     "python",
     "cold",

@@ -6,6 +6,7 @@ import math
 import re
 from typing import Final
 
+from workbench.spec import NanPolicy
 from workbench.state import JobPhase
 
 _UNITS: Final = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
@@ -119,6 +120,14 @@ def names(text: str) -> tuple[str, ...]:
     if not found:
         raise ValueError("names with commas between, such as transformers,lightning")
     return found
+
+
+def nan_policy(text: str) -> NanPolicy:
+    """What is done about a loss that is not finite."""
+    try:
+        return NanPolicy(text)
+    except ValueError:
+        raise ValueError(f"one of {', '.join(policy.value for policy in NanPolicy)}") from None
 
 
 def phase(text: str) -> JobPhase:

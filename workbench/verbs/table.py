@@ -70,6 +70,13 @@ LAUNCH_OPTIONS: Final = (
         "N",
         read.pace,
     ),
+    Option(
+        ("--on-nan",),
+        "when a reported loss is not finite: warn, stop, or rollback to a checkpoint before it (default warn)",
+        "WHAT",
+        read.nan_policy,
+        offers="nan",
+    ),
     Option(("--name",), "what the job's id begins with (default: the program's name)", "NAME"),
     Option(("--env",), "an environment variable of the ranks", "KEY=VALUE", read.setting, repeats=True),
     Option(("--cwd",), "the ranks' working directory (default: this one)", "DIR", offers="dir"),

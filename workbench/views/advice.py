@@ -143,7 +143,7 @@ RULES: Final = (
     Rule(
         r"No space left on device|ENOSPC",
         "the disk is full",
-        "free space, write elsewhere, or keep fewer checkpoints (--checkpoint-keep)",
+        "free space, write elsewhere, or keep fewer checkpoints (checkpoint_keep)",
     ),
     Rule(
         r"Too many open files",
