@@ -101,16 +101,15 @@ class Writer:
     """The rank's side. Every method is one or two stores; none raises, allocates much or waits.
 
     `now(step, activity, since)` says what the rank is doing, from `since` on; `step` = steps finished so far.
+    `record(*step, activity)` appends the fields of a `StepRecord`; from its end on the rank is in `activity`.
     """
 
     def __init__(self, buffer: Buffer) -> None:
         check_box(buffer)
         self._buffer = buffer
-        # Several times a step and each time out of the caches: one call into C costs a fraction of a Python function.
+        # Several times a step: one call into C costs a fraction of a Python function.
         self.now: Callable[[int, int, float], None] = partial(_NOW.pack_into, buffer, _NOW_AT)
-        self._put_step = partial(STEP.pack_into, buffer)
-        self._put_head = partial(_HEAD.pack_into, buffer, _HEAD_AT)
-        self._head: int = _HEAD.unpack_from(buffer, _HEAD_AT)[0]
+        self.record = _recorder(buffer)
 
     def collective(self, seq: int, name: str) -> None:
         """Say which collective is being entered; `seq` counts them from 1."""
@@ -124,19 +123,44 @@ class Writer:
         """Say why the next step may take longer than others."""
         _PATIENCE.pack_into(self._buffer, _PATIENCE_AT, is_evaluating, expected)
 
-    def record(self, *step: float) -> None:
-        """Append one step: the fields of `StepRecord`, in order."""
-        head = self._head
-        self._put_step(HEADER_SIZE + head % CAPACITY * STEP.size, *step)
-        self._head = head + 1
-        self._put_head(head + 1)
-
     def amend(self, field: str, value: float) -> None:
         """Replace a field, any but `step`, of the newest record; a reader that has it already keeps the old value."""
-        if self._head:
-            slot = HEADER_SIZE + (self._head - 1) % CAPACITY * STEP.size
+        if head := _HEAD.unpack_from(self._buffer, _HEAD_AT)[0]:
+            slot = HEADER_SIZE + (head - 1) % CAPACITY * STEP.size
             at = slot + StepRecord._fields.index(field) * _FIELD.size
             _FIELD.pack_into(self._buffer, at, value)
+
+
+def _recorder(buffer: Buffer) -> Callable[..., None]:
+    """Stores through views and a closure: out of the caches, as it always is, a third of what `pack_into` costs."""
+    words, times = memoryview(buffer).cast("q"), memoryview(buffer).cast("d")
+    head_at, now_at, first, width = _HEAD_AT // 8, _NOW_AT // 8, HEADER_SIZE // 8, STEP.size // 8
+
+    def record(
+        step: int, end: float, duration: float, data: float, forward: float, backward: float, comm: float,
+        optimizer: float, checkpoint: float, samples: float, tokens: float, loss: float,
+        activity: int = Activity.RUNNING,
+    ) -> None:  # fmt: skip
+        head = words[head_at]
+        at = first + head % CAPACITY * width
+        words[at] = step
+        times[at + 1] = end
+        times[at + 2] = duration
+        times[at + 3] = data
+        times[at + 4] = forward
+        times[at + 5] = backward
+        times[at + 6] = comm
+        times[at + 7] = optimizer
+        times[at + 8] = checkpoint
+        times[at + 9] = samples
+        times[at + 10] = tokens
+        times[at + 11] = loss
+        words[head_at] = head + 1
+        words[now_at] = step
+        words[now_at + 1] = activity
+        times[now_at + 2] = end
+
+    return record
 
 
 def check_box(buffer: Buffer) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import io
 import itertools
 import pickle
 import threading
@@ -375,6 +376,7 @@ def test_a_probe_that_fails_switches_all_off_and_training_goes_on(
     for x, _ in loader():
         model(x).sum().backward()
         optimizer.step()
+        torch.save(model.state_dict(), io.BytesIO())
         batches += 1
     assert batches == 3
     assert capsys.readouterr().err == "dtrain: this rank is no longer watched: OSError: the box is gone\n"
@@ -389,6 +391,39 @@ def test_another_thread_of_the_user_is_not_the_rank(watched: Watched, model: nn.
     thread.start()
     thread.join()
     assert bytes(watched.buffer) == before
+
+
+def test_the_watch_goes_with_its_clock_to_another_thread(watched: Watched, model: nn.Module) -> None:
+    optimizer = sgd(model)
+    model(torch.ones(1, 3)).sum().backward()
+    optimizer.step()
+
+    def train() -> None:
+        for _ in range(observe.EACH):
+            for x, _ in loader():
+                model(x).sum().backward()
+                optimizer.step()
+
+    thread = threading.Thread(target=train)
+    thread.start()
+    thread.join()
+    assert len(watched.records()) == 1 + 3 * observe.EACH
+    assert watched.samples()[-3:] == SIZES
+
+
+def test_what_few_short_steps_have_is_counted_too(watched: Watched, model: nn.Module) -> None:
+    optimizer = sgd(model)
+    for _ in range(observe.EACH):
+        for x, _ in loader():
+            model(x).sum().backward()
+            watched.observer.report("tokens", 7.0)
+            optimizer.step()
+            watched.observer.report("loss", 0.5)
+            torch.save(model.state_dict(), io.BytesIO())
+    for record in watched.records()[1:]:
+        assert (record.tokens, record.loss) == (7.0, 0.5) and record.checkpoint > 0
+        assert min(record[3:9]) >= 0 and sum(record[3:9]) <= record.duration * 1.001
+    assert watched.samples() == SIZES * observe.EACH
 
 
 def test_two_loaders_side_by_side_add_up(watched: Watched, model: nn.Module) -> None:

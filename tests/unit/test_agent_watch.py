@@ -47,6 +47,7 @@ def test_what_the_first_step_takes_is_told_from_what_later_ones_take(box: bytear
     for tick in range(5):
         look(pulse, box, tick * 0.1)
     writer.record(1, *[1.0] * 11)
+    writer.now(1, Activity.BACKWARD, 1.0)
     look(pulse, box, 0.5)
     assert pulse.gap_in == "STARTING"
     pulse.gap = 0.0

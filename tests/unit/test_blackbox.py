@@ -97,6 +97,12 @@ def test_records_come_back_as_they_were_written(box: bytearray) -> None:
     assert block == b"".join(map(blackbox.pack_step, records))
 
 
+def test_a_step_says_also_what_comes_after_it(box: bytearray) -> None:
+    Writer(box).record(*step(7), Activity.CELL)
+    seen = blackbox.read_header(box)
+    assert (seen.head, seen.step, seen.activity, seen.since) == (1, 7, Activity.CELL, step(7).end)
+
+
 def test_a_loss_that_was_not_reported_is_not_a_number(box: bytearray) -> None:
     Writer(box).record(*step(0)._replace(loss=NO_LOSS))
     (record,) = blackbox.iter_steps(blackbox.read_steps(box, 0)[0])
@@ -128,8 +134,9 @@ def test_a_cursor_reads_what_is_new_only(box: bytearray) -> None:
 def test_the_ring_tells_what_it_overwrote(box: bytearray, written: int, cursor: int, first: int, lost: int) -> None:
     # Only the newest ring's worth is written: what lies before it would be overwritten anyhow.
     writer = Writer(box)
-    writer._head = max(0, written - RING)
-    for number in range(writer._head, written):
+    skipped = max(0, written - RING)
+    blackbox._HEAD.pack_into(box, blackbox._HEAD_AT, skipped)
+    for number in range(skipped, written):
         writer.record(*step(number))
     block, new_cursor, overwritten = blackbox.read_steps(box, cursor)
     assert new_cursor == written
@@ -141,10 +148,10 @@ def test_every_step_is_read_or_counted_as_lost_once(box: bytearray) -> None:
     writer, cursor, read, lost = Writer(box), 0, 0, 0
     for burst in (1, 5, RING - 1, 8, RING, 3):
         for _ in range(burst):
-            writer.record(*step(writer._head))
+            writer.record(*step(blackbox.read_header(box).head))
         block, cursor, overwritten = blackbox.read_steps(box, cursor)
         read, lost = read + len(block) // STEP.size, lost + overwritten
-    assert read + lost == cursor == writer._head
+    assert read + lost == cursor == blackbox.read_header(box).head
     assert lost == 1
 
 
@@ -157,7 +164,7 @@ class RacingBuffer(bytearray):
         if self.ahead and isinstance(key, slice):
             writer, self.ahead, count = Writer(self), 0, self.ahead
             for _ in range(count):
-                writer.record(*step(writer._head))
+                writer.record(*step(blackbox.read_header(self).head))
         return super().__getitem__(key)
 
 

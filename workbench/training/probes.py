@@ -44,10 +44,8 @@ def _watch_optimizers(observer: Observer) -> None:
     def before(optimizer: Any, args: Any, kwargs: Any) -> None:
         if tracing():
             return
-        if observer.thread != get_ident() and not observer.follow(get_ident()):
-            return
         observer.is_stepping = True
-        if not observer.is_whole:
+        if not observer.is_whole or (observer.thread != get_ident() and not observer.follow(optimizer)):
             return
         try:
             now = clock()
@@ -65,8 +63,11 @@ def _watch_optimizers(observer: Observer) -> None:
         if tracing():
             mark.stepped = True
             return
-        if observer.thread != get_ident() or not observer.is_stepping:
-            return  # not stepping: the outer of two has ended, whose inner has been counted
+        if not observer.is_stepping:
+            return  # the outer of two has ended, whose inner has been counted
+        is_clock = observer.owner() is optimizer
+        if not is_clock and observer.thread != get_ident() and not observer.follow(optimizer):
+            return
         observer.is_stepping = False
         try:
             now = clock()
@@ -77,7 +78,7 @@ def _watch_optimizers(observer: Observer) -> None:
                 own = now - start - (observer.sum - before)
                 observer.sum += own
                 observer.spent[OPTIMIZER] += own
-            if observer.owner() is optimizer or observer.takes_over(optimizer):
+            if is_clock or observer.takes_over(optimizer):
                 observer.finish(now)
             else:
                 observer.gap, observer.gap_sum = now, observer.sum
@@ -104,6 +105,8 @@ def _watch_loaders(observer: Observer) -> None:
         def __next__(self: Any) -> Any:
             if observer.thread != get_ident() or observer.activity == DATA:
                 return plain(self)
+            if observer.is_trained:
+                observer.learn()
             before, sum_before, start = observer.activity, observer.sum, clock()
             if not observer.is_whole:
                 if mark.stepped is not False:
@@ -154,26 +157,19 @@ def _watch_loaders(observer: Observer) -> None:
 
 def _watch_backward(observer: Observer) -> None:
     """The engine's own entry, which Dynamo never traces: `Tensor.backward` and `torch.autograd` stay as they are."""
-    mark, clock, offset, say, pending = (
-        observer.mark,
-        observer.clock,
-        observer.offset,
-        observer.box.now,
-        observer.pending,
-    )
+    mark, clock, offset, say = observer.mark, observer.clock, observer.offset, observer.box.now
 
     def make(plain: Function) -> Function:
         def call(*args: Any, **kwargs: Any) -> Any:
-            if observer.thread != get_ident() or observer.activity == BACKWARD:
-                return plain(*args, **kwargs)
-            if pending:
-                for count in pending.values():
-                    observer.samples += count
-                pending.clear()
+            observer.is_trained = (
+                True  # of another thread's too: to ask which one this is would cost as much as all here
+            )
             observer.last_said = None
             if not observer.is_whole:
-                if mark.stepped:
+                if mark.stepped and observer.thread == get_ident():
                     observer.attend(clock())
+                return plain(*args, **kwargs)
+            if observer.thread != get_ident() or observer.activity == BACKWARD:
                 return plain(*args, **kwargs)
             before, sum_before, start = observer.activity, observer.sum, clock()
             if mark.stepped is not False:
