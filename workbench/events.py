@@ -75,7 +75,7 @@ class RankRaised(_Event, frozen=True, kw_only=True):
     traceback: str
     is_collective: bool = False  # raised by a collective because a peer went away
     step: int | None = None
-    collective: str = ""  # the one that raised, by its black box
+    collective: str = ""  # the last numbered one that it had entered, by its black box
     collective_seq: int = 0
 
 
@@ -92,7 +92,7 @@ class RankExited(_Event, frozen=True, kw_only=True):
     traceback: str = ""  # of a crash in native code: faulthandler's, most recent call first
     stop_signal: int | None = None  # the last signal that the agent itself had sent to end it
     log_path: str = ""
-    collective: str = ""  # the one that it was in
+    collective: str = ""  # the last numbered one that it had entered
     collective_seq: int = 0
 
 

@@ -138,7 +138,7 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
     step: int | None = None
     log_path: str = ""
     stall: Stall | None = None  # of ranks that stopped getting on, or of what made a collective fail
-    collective: str = ""  # the one that it failed in
+    collective: str = ""  # the last numbered one that it had entered
     collective_seq: int = 0
 
 
@@ -163,7 +163,7 @@ class RankState(msgspec.Struct, frozen=True, kw_only=True):
     exit_code: int | None = None
     signal: int | None = None
     log_path: str = ""
-    collective: str = ""  # that it was in when it ended
+    collective: str = ""  # the last numbered one that it had entered
     collective_seq: int = 0
 
 

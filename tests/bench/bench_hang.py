@@ -1,12 +1,15 @@
 """Hangs of twelve kinds and more: from injection to told, and to the next generation's steps; named right or not.
 
-And what it costs a step that a mismatched collective can be named: a bare all-reduce of 100 kB, which is all of this
-step, with and without by turns, beside torch's own way (TORCH_DISTRIBUTED_DEBUG=DETAIL).
+How often it is told of pauses that are none. And what it costs a step that a mismatched collective can be named: a bare
+all-reduce of 100 kB, which is all of this step, with and without by turns, beside torch's own way
+(TORCH_DISTRIBUTED_DEBUG=DETAIL).
 """
 
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -14,6 +17,7 @@ from typing import Any
 
 HERE = Path(__file__).parent
 PROGRAM = HERE.parent / "chaos" / "programs" / "hangs.py"
+PAUSES = HERE / "programs" / "pauses.py"
 ALL_REDUCE = HERE / "programs" / "all_reduce.py"
 STEP = "all_reduce[20 float32]"
 # fault, ranks, who is to be blamed, the function that is to be named, the collective
@@ -57,6 +61,7 @@ def main() -> list[tuple[str, str, str]]:
                 )
             rows.append(("named right", f"{right} of {len(KINDS)}", "11 of 12"))
             rows.append((f"told later than {BAR} s", f"{late} of {len(KINDS)}", "0"))
+            rows.append(_pauses(session))
             rows += _cost(session, folder)
         finally:
             session.close()
@@ -99,6 +104,23 @@ def _hang(
     job.cancel(force=True)
     job.exception(20)
     return told - (injected or float(lines[0][1])), began[0].time - told, is_right
+
+
+def _pauses(session: Any) -> tuple[str, str, str]:
+    """False alarms in 10,000 steps, with one core stolen."""
+    from workbench.events import StallDetected
+
+    with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as thief:
+        try:
+            job = session.launch(str(PAUSES), args=["10"], nproc_per_node=2)
+            job.wait(600)
+        finally:
+            thief.kill()
+    alarms = [event.stall.reason for event in job.events() if isinstance(event, StallDetected)]
+    for alarm in alarms:
+        print(f"false alarm: {alarm}")
+    what = "false alarms in 10,000 steps: first step 10 s, evaluation 20 s, checkpoint 15 s, a core stolen"
+    return (what, str(len(alarms)), "0")
 
 
 def _cost(session: Any, folder: str) -> list[tuple[str, str, str]]:

@@ -25,7 +25,7 @@ from workbench.agent.transcript import Transcript
 from workbench.agent.wire import Channel, Frame, Header, close_all
 from workbench.agent.witness import Witness
 from workbench.agent.words import doing, split_status
-from workbench.blackbox import Activity, Snapshot
+from workbench.blackbox import Snapshot
 from workbench.commands import StartRanks
 from workbench.events import Event, LaunchFailed, RankExited, RankRaised, RankStarted
 from workbench.state import Placement
@@ -180,7 +180,7 @@ class RankProcess:
             traceback=words.stack,
             stop_signal=self.stop_signal,
             log_path=self.plan.log_path,
-            **_collective(snapshot if snapshot and snapshot.activity is Activity.COLLECTIVE else None),
+            **_collective(snapshot),
         )
 
     def _memory_detail(self, peak: int) -> str:
@@ -252,7 +252,7 @@ class RankProcess:
             traceback=header["traceback"],
             is_collective=header["is_collective"],
             step=_step(snapshot),
-            **_collective(snapshot if header["is_collective"] else None),
+            **_collective(snapshot),
         )
         self.emit(raised)
 
@@ -358,8 +358,8 @@ def is_readable(fd: int) -> bool:
 
 
 def _collective(snapshot: Snapshot | None) -> dict[str, Any]:
-    """The collective that the rank was in, as fields of an event."""
-    if snapshot is None or not snapshot.collective:
+    """The collective that the rank entered last, as fields of an event; none that has no number to compare by."""
+    if snapshot is None or not snapshot.collective_seq:
         return {}
     return {"collective": snapshot.collective, "collective_seq": snapshot.collective_seq}
 

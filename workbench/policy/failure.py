@@ -57,7 +57,7 @@ def find_mismatch(failures: tuple[Failure, ...], ranks: tuple[RankState, ...]) -
         for rank, name in entered.items()
     ]
     verdict = mismatch_of(known)
-    if verdict is None or not inside:
+    if verdict is None or not any(f.kind in (FailureKind.COLLECTIVE, FailureKind.SIGNAL) for f in inside):
         return None
     first = min(inside, key=lambda f: f.time)
     return Failure(
