@@ -32,7 +32,7 @@ class Rank:
     def __init__(self, folder: Path, **options: Any) -> None:
         self.facts: Facts = []
         where = Where(folder=folder, **options)
-        self.checkpointer = Checkpointer(where, Team(0, 1, None, None), self._tell)
+        self.checkpointer = Checkpointer(where, Team(), self._tell)
 
     def _tell(self, event: str, **fields: Any) -> None:
         self.facts.append((event, fields))

@@ -9,6 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TypeAlias
 
+from workbench.commands import StartRanks
 from workbench.spec import JobSpec
 from workbench.state import Checkpoint
 from workbench.training import catalogue, manifest
@@ -46,6 +47,12 @@ class Checkpoints:
     def listing(self, folder: Path, *, thorough: bool = False) -> list[Checkpoint]:
         """Newest first, those with a problem as well; `thorough` reads all of each."""
         return [to_value(self._check(found, thorough=thorough)) for found in catalogue.scan(folder)]
+
+    def environ(self, command: StartRanks, job_folder: Path) -> dict[str, str]:
+        """For programs that save and load by themselves: where to, and what to go on from if there is something."""
+        folder = checkpoint_dir(command.spec, job_folder)
+        newest = command.resume or self.newest(folder)
+        return {"DTRAIN_CHECKPOINT_DIR": str(folder), **({"DTRAIN_RESUME_FROM": newest} if newest else {})}
 
     def newest(self, folder: Path) -> str:
         """The path of the newest that nothing is known against; "" when there is none. Reads manifests only."""

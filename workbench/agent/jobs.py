@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
+from workbench.agent.checkpoints import Checkpoints
 from workbench.agent.environment import decide_start, zygote_environ
 from workbench.agent.keeper import Keeper, Recipe
 from workbench.agent.launch import Host, describe, find_fault, rank_environ
@@ -48,6 +49,7 @@ class Jobs:
         self._stores: dict[Generation, StoreProcess] = {}
         self._dying: set[StoreProcess] = set()  # killed, and not yet gone: each still has its port
         self._ledger = Ledger()
+        self.checkpoints = Checkpoints()
         self._keepers: dict[RankProcess | StoreProcess, Keeper] = {}
         self.on_rank: Callable[[], None] = lambda: None  # there is one more
         self.kept = Kept()
@@ -115,6 +117,7 @@ class Jobs:
         log_path = make_private(folder / "logs") / f"rank{placement.rank}.log"
         errors = make_private(folder / "errors") / f"rank{placement.rank}.restart{command.restart_count}.json"
         environ = rank_environ(command, placement, self._host, errors)
+        environ.update(self.checkpoints.environ(command, folder))
         recipe = self._zygotes.recipe(command.spec.python, command.spec.preload)
         _, cold = decide_start(
             environ, zygote_environ(self._host.environ), cold=command.spec.cold, preloads=bool(recipe.modules)

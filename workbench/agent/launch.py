@@ -12,6 +12,8 @@ from typing import Any, Final
 
 from msgspec.structs import asdict
 
+from workbench import __version__
+from workbench.agent.checkpoints import checkpoint_dir
 from workbench.agent.contract import Seat, contract, defaults
 from workbench.agent.network import network_defaults
 from workbench.agent.wire import pack
@@ -83,7 +85,7 @@ def _gpu_environ(command: StartRanks, host: Host) -> dict[str, str]:
 
 
 def describe(command: StartRanks, placement: Placement, environ: dict[str, str], python: str, program: Path) -> bytes:
-    """What the rank reads: one frame. `program` is where a cell's text lies as a file."""
+    """What the rank reads: one frame. `program` is where a cell's text lies as a file, in the job's folder."""
     spec = command.spec
     cwd = spec.cwd or str(Path.cwd())
     header: dict[str, Any] = {
@@ -102,6 +104,10 @@ def describe(command: StartRanks, placement: Placement, environ: dict[str, str],
         "settings": {
             **{name: value for name, value in asdict(spec).items() if name in SETTINGS},
             "peers": sorted(place.rank for place in command.placements),  # the ranks of this agent
+            "checkpoint_dir": str(checkpoint_dir(spec, program.parent)),
+            "resume": command.resume,
+            "job_id": command.job_id,
+            "version": __version__,
         },
     }
     return pack(header, spec.payload or spec.source.encode())

@@ -35,7 +35,8 @@ import os
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Set
+from collections.abc import Callable, Iterator, Set
+from contextlib import contextmanager
 from time import monotonic
 from typing import ClassVar, Final, TypeAlias
 
@@ -240,6 +241,27 @@ class Observer:
         self.began = self.gap = now
         self.gap_sum = self.sum
         self.activity = self.base
+
+    def go_on_from(self, step: int) -> None:
+        """So many steps are behind the state that the program has been given back."""
+        self.attend_late()
+        self.step = step
+        self.box.now(step, self.activity, self.clock() + self.offset)
+
+    @property
+    def is_between_backward_and_step(self) -> bool:
+        """Whether gradients have been made that an optimizer is still to take."""
+        self.attend_late()
+        return self.thread != NOBODY and self.samples > 0.0 and self.owner() is not None
+
+    @contextmanager
+    def checkpointing(self) -> Iterator[None]:
+        """What is done meanwhile counts as a checkpoint's time."""
+        frame = self.enter(CHECKPOINT) if self.thread == threading.get_ident() else None
+        try:
+            yield
+        finally:
+            self.leave(frame)
 
     # --- what the program says of itself ---
 

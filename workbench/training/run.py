@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from time import monotonic
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from workbench.training.finite import FiniteWatch
 
 if TYPE_CHECKING:
+    from workbench.training.keeping import Keeping
     from workbench.training.observe import Observer
+    from workbench.training.position import DataPosition
 
 READ_EVERY: Final = 0.5  # s between two readings of a loss that lies on a device
 
@@ -42,6 +44,10 @@ class Run:
         self._steps = 0
         self._next_reading = 0.0
         self._finite = FiniteWatch()
+        self._keeping: Keeping | None = None
+        self._position: DataPosition | None = None
+        self._is_restored = False
+        self._done = 0  # steps of the pass that is gone on with, until its first batch
 
     @classmethod
     def current(cls) -> Run:
@@ -56,7 +62,7 @@ class Run:
         return self._observer is not None
 
     def steps(
-        self, loader: Iterable[Any], state: object = None, *, epochs: int | None = None
+        self, loader: Iterable[Any], state: Mapping[str, Any] | None = None, *, epochs: int | None = None
     ) -> Iterator[tuple[int, Any]]:
         """`(step, batch)` for each batch of `loader`; steps are counted from 0, over all calls of this run.
 
@@ -64,9 +70,29 @@ class Run:
         told each epoch, 0 first; without, it is read once and its sampler's epoch is left alone. Progress shows in the
         live view where the loader's length is known.
 
-        `state` names what a checkpoint is to hold: a dict of objects with `state_dict` and `load_state_dict`. Nothing
-        is saved or restored in this version.
+        `state` is what a checkpoint holds: a dict of models, optimizers and anything else with `state_dict` and
+        `load_state_dict`. In a job it is restored here from the newest checkpoint that is whole, with random states and
+        the place in the data, and saved as the job's spec says, after the same step on every rank. With several ranks
+        the process group must be there by then.
         """
+        keeping = self._keep() if state is not None else None
+        if keeping is None or state is None:
+            yield from self._plain_steps(loader, epochs)
+            return
+        kept = {name: thing for name, thing in state.items() if thing is not loader}
+        position = self._position_in(loader, keeping)
+        self._restore(keeping, kept)
+        total, done = _length(loader) * (epochs or 1), 0
+        for _, batch in position.epochs(epochs):
+            done, self._done = self._done or done, 0
+            yield self._steps, batch
+            self._steps += 1
+            done += 1
+            self.progress(done, total)
+            keeping.after_step(self._steps, kept, position, done)
+        keeping.end(self._steps, kept, position, done)
+
+    def _plain_steps(self, loader: Iterable[Any], epochs: int | None) -> Iterator[tuple[int, Any]]:
         total = _length(loader) * (epochs or 1)
         done = 0
         for epoch in range(1 if epochs is None else epochs):
@@ -78,6 +104,60 @@ class Run:
                 self._steps += 1
                 done += 1
                 self.progress(done, total)
+
+    # --- checkpoints ---
+
+    def save(self, state: Mapping[str, Any]) -> bool:
+        """Make a checkpoint now, on all ranks at once, besides those that the spec asks for; outside a job nothing.
+
+        Returns when the state has been copied; it is written in the background. Whether that went well is in the job's
+        record, and nothing is raised for a disk's sake. False: there is no job.
+        """
+        keeping = self._keep()
+        return keeping is not None and keeping.save(self._counted(), state, self._position, wait=True)
+
+    def load(self, state: Mapping[str, Any]) -> int:
+        """Give `state` back what the newest whole checkpoint has of it, on all ranks at once; the steps behind it.
+
+        0 where there is none, and outside a job. For loops that do without `steps`, which does this by itself.
+        """
+        keeping = self._keep()
+        if keeping is not None:
+            self._is_restored = False
+            self._position_in(None, keeping)  # in case `steps` is used after all
+            self._restore(keeping, state)
+        return self._steps
+
+    def _keep(self) -> Keeping | None:
+        """None outside a job."""
+        control = sys.modules.get("workbench.training.control")  # loaded, if this is a rank
+        if control is None or control.Control.current is None:
+            return None
+        from workbench.training.keeping import Keeping
+
+        self._keeping = Keeping.open(self._observer, self._keeping)
+        return self._keeping
+
+    def _position_in(self, loader: Iterable[Any] | None, keeping: Keeping) -> DataPosition:
+        if self._position is None:
+            from workbench.training.position import DataPosition
+
+            self._position = DataPosition(loader, rank=keeping.team.rank, world_size=keeping.team.world_size)
+        self._position.loader = loader
+        return self._position
+
+    def _restore(self, keeping: Keeping, state: Mapping[str, Any]) -> None:
+        """Once a run."""
+        if self._is_restored:
+            return
+        self._is_restored = True
+        behind = keeping.restore(state, self._position)
+        if behind is not None:
+            self._steps, self._done = behind
+
+    def _counted(self) -> int:
+        """Steps, of a loop of the program's own too."""
+        return self._steps or (self._observer.step if self._observer is not None else 0)
 
     def report(self, *, loss: Any = None, samples: float | None = None, tokens: float | None = None) -> None:
         """Attach figures to a step: its loss (a number or a one-element tensor), and this rank's samples and tokens in

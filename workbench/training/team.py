@@ -14,18 +14,22 @@ from typing import Any, ClassVar, TypeVar
 
 import torch.distributed as dist
 
+from workbench.training.council import Council
+
 T = TypeVar("T")
 PATIENCE = timedelta(minutes=20)  # for the slowest rank's writing
 
 
 class Team:
-    """`group` None: this process is alone."""
+    """`group` and `council` None: this process is alone."""
 
     _current: ClassVar[Team | None] = None
 
-    def __init__(self, rank: int, world_size: int, group: Any, store: Any, whole: Any = None) -> None:
-        self.rank, self.world_size, self.group = rank, world_size, group
-        self._store, self._whole = store, whole
+    def __init__(
+        self, rank: int = 0, world_size: int = 1, group: Any = None, council: Council | None = None, whole: Any = None
+    ) -> None:
+        self.rank, self.world_size, self.group, self.council = rank, world_size, group, council
+        self._whole = whole
         self._told = 0
 
     @classmethod
@@ -35,7 +39,7 @@ class Team:
         """
         is_there = dist.is_available() and dist.is_initialized()
         if not is_there:
-            return cls(0, 1, None, None) if int(os.environ.get("WORLD_SIZE", "1")) == 1 else None
+            return cls() if int(os.environ.get("WORLD_SIZE", "1")) == 1 else None
         whole = dist.group.WORLD
         if cls._current is None or cls._current._whole is not whole:
             cls._current = cls._form(whole)
@@ -46,10 +50,11 @@ class Team:
         from torch.distributed.distributed_c10d import PrefixStore, _get_default_store
 
         if dist.get_world_size() == 1:
-            return cls(0, 1, None, None, whole)
+            return cls(whole=whole)
         group = dist.new_group(backend="gloo", timeout=PATIENCE)
         store = PrefixStore("dtrain/checkpoint", _get_default_store())
-        return cls(dist.get_rank(), dist.get_world_size(), group, store, whole)
+        rank, world_size = dist.get_rank(), dist.get_world_size()
+        return cls(rank, world_size, group, Council(store, rank, world_size), whole)
 
     @property
     def leads(self) -> bool:
@@ -75,23 +80,8 @@ class Team:
 
     def decide(self, choose: Callable[[], str]) -> str:
         """What rank 0 chooses; the others wait until it has come to the same call. All ranks call it equally often."""
+        if self.council is None:
+            return choose()
         number, self._told = self._told, self._told + 1
-        if self.leads:
-            word = choose()
-            self.announce(f"decision/{number}", word)
-            return word
-        return self.heard(f"decision/{number}")
-
-    def announce(self, key: str, word: str) -> None:
-        if self._store is not None:
-            self._store.set(key, word)
-
-    def heard(self, key: str) -> str:
-        """What rank 0 has announced, or will."""
-        word: bytes = self._store.get(key)
-        return word.decode()
-
-    def forget(self, key: str) -> None:
-        """Take back what all have heard."""
-        if self._store is not None:
-            self._store.delete_key(key)
+        word: str = self.council.hear(f"decision/{number}", choose, PATIENCE.total_seconds())
+        return word
