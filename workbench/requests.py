@@ -59,6 +59,17 @@ class ReadLog(msgspec.Struct, frozen=True, kw_only=True):
     since: int = 0
 
 
+class ListCheckpoints(msgspec.Struct, frozen=True, kw_only=True):
+    """`checkpoints`: a job's on disk, newest first, looked up on its ranks' host. `thorough`: every byte is read.
+
+    `folder` is put in by the runner, where the job's spec names one; empty: the job's own.
+    """
+
+    job_id: str
+    thorough: bool = False
+    folder: str = ""
+
+
 class Cancel(msgspec.Struct, frozen=True, kw_only=True):
     """`cancel`."""
 

@@ -214,6 +214,16 @@ class Job:
     def ranks(self) -> tuple[RankState, ...]:
         return self.state.ranks
 
+    @property
+    def checkpoints(self) -> list[Checkpoint]:
+        """Those on disk, newest first; what is known against one is its `problem`. Looks at manifests and sizes."""
+        return self.session.ask("checkpoints", rq.ListCheckpoints(job_id=self.job_id), list[Checkpoint])
+
+    def verify_checkpoints(self, timeout: float = 600.0) -> list[Checkpoint]:
+        """The same, once every byte of them has been read."""
+        request = rq.ListCheckpoints(job_id=self.job_id, thorough=True)
+        return self.session.ask("checkpoints", request, list[Checkpoint], timeout)
+
     def follow(self, cursor: Cursor | None = None, timeout: float = POLL) -> Update:
         """What is new since `cursor` (None: all), at once when there is something, else after at most `timeout` s."""
         request = rq.Follow(job_id=self.job_id, cursor=cursor or Cursor(), timeout=timeout)

@@ -114,15 +114,35 @@ def test_another_job_goes_on_in_the_same_folder_with_other_ranks(
     assert min(int(step) for step in losses(tmp_path / "two", 0) if step != "weights") == 5
 
 
-def test_by_time_and_by_hand_on_request(session: Session, program: Path, tmp_path: Path) -> None:
-    job = launch(session, program, tmp_path / "out", 10_000, 0.005, checkpoint_seconds=0.5)
-    until(lambda: len(of(job, CheckpointSaved)) >= 3)
+def test_by_time_and_listed_with_what_is_wrong(session: Session, program: Path, tmp_path: Path) -> None:
+    job = launch(session, program, tmp_path / "out", 1000, 0.005, checkpoint_seconds=0.4)
+    until(lambda: len(of(job, CheckpointSaved)) >= 4)
     job.cancel(force=True)
+    job.exception(20)
     assert not of(job, CheckpointFailed)
-    (tmp_path / "asked").mkdir()
-    quiet = launch(session, program, tmp_path / "asked", 10_000, 0.005)
-    until(lambda: (quiet.view().step or 0) > 20)
-    assert not of(quiet, CheckpointSaved)
-    session.ask("checkpoint", quiet.job_id, type(None))
-    (saved,) = until(lambda: of(quiet, CheckpointSaved))
-    assert saved.checkpoint.step > 20 and saved.checkpoint.world_size == 2
+    found = job.checkpoints
+    assert len(found) == 3 and {each.problem for each in found} == {""}
+    assert found[0].step > found[1].step and found[0].world_size == 2
+    weights = Path(found[0].path) / "__1_0.distcp"
+    data = bytearray(weights.read_bytes())
+    data[-100] ^= 1
+    weights.write_bytes(data)
+    assert job.checkpoints[0].problem == ""
+    assert job.verify_checkpoints()[0].problem.startswith("__1_0.distcp is damaged")
+    assert job.checkpoints[0].problem and not job.checkpoints[1].problem
+
+
+def test_scripts_of_another_kind_are_told_where_to_go_on(session: Session, tmp_path: Path) -> None:
+    script = tmp_path / "own.py"
+    script.write_text(
+        "import os, torch\nfrom workbench.training import Run\nmodel = torch.nn.Linear(1, 1)\n"
+        "print(os.environ['DTRAIN_CHECKPOINT_DIR'], os.environ.get('DTRAIN_RESUME_FROM'))\n"
+        "run = Run.current()\nprint(run.load({'model': model}), run.save({'model': model}))\n"
+        "raise SystemExit(3)"
+    )
+    job = session.launch(script, nproc_per_node=1, max_restarts=1)
+    assert job.exception(40) is not None
+    first, second = [line.split() for line in job.logs(rank=0).splitlines() if line.startswith("/")]
+    assert first[1] == "None" and second[1] == f"{first[0]}/step-00000000"
+    assert len(of(job, CheckpointSaved)) == 2  # written while the script had long called exit
+    assert len(of(job, RunResumed)) == 1

@@ -120,6 +120,7 @@ class FakeJob:
     calls: list[tuple[Any, ...]] = field(default_factory=list)
     stack_texts: dict[int, str] = field(default_factory=dict)
     values: dict[int, Any] = field(default_factory=dict)
+    checkpoints: list[Any] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.script = self.script or [update(state(self.job_id))]
@@ -180,6 +181,10 @@ class FakeJob:
 
     def inject(self, fault: str, rank: int) -> None:
         self.calls.append(("inject", fault, rank))
+
+    def verify_checkpoints(self) -> list[Any]:
+        self.calls.append(("verify_checkpoints",))
+        return self.checkpoints
 
     def stacks(self) -> dict[int, str]:
         return self.stack_texts

@@ -12,7 +12,7 @@ from test_views_story import RECOVERED
 from tests.unit.fake_session import FakeSession, context_of, state, update
 from workbench.errors import PoolUnavailableError, RankFailedError, UsageError
 from workbench.feed import Cursor
-from workbench.state import JobPhase
+from workbench.state import Checkpoint, JobPhase
 from workbench.verbs.context import WaitInterrupted
 from workbench.verbs.table import run
 
@@ -417,3 +417,36 @@ def test_every_document_can_be_encoded() -> None:
     for line in ("jobs", "status", "timeline", "up", "pool", "logs", "stacks", "version", "cancel", "pull x",
                  "inject kill -r 0", "interrupt -r 1", "push x=1", "launch t.py"):  # fmt: skip
         assert msgspec.json.encode(do(context, line).document) not in (b"null", b""), line
+
+
+# --- checkpoints ------------------------------------------------------------------------------------------------------
+
+
+def test_how_often_checkpoints_are_made_is_steps_or_a_time() -> None:
+    session = FakeSession()
+    context = context_of(session)
+    do(context, "launch --checkpoint-every 100 --checkpoint-dir out --checkpoint-keep 5 train.py")
+    do(context, "launch --checkpoint-every 5m train.py")
+    steps, time = session.launched
+    assert (steps["checkpoint_every"], steps["checkpoint_seconds"]) == (100, 0.0)
+    assert (steps["checkpoint_dir"], steps["checkpoint_keep"]) == ("out", 5)
+    assert (time["checkpoint_every"], time["checkpoint_seconds"]) == (0, 300.0)
+    assert "checkpoint_dir" not in time
+    with pytest.raises(UsageError, match="steps, such as 100, or a time"):
+        do(context, "launch --checkpoint-every often train.py")
+
+
+def test_checkpoints_are_listed_with_what_is_wrong() -> None:
+    session = FakeSession(running=["a-1"])
+    context = context_of(session)
+    outcome = do(context, "checkpoints")
+    assert "no checkpoint" in outcome.text and outcome.document == [] and outcome.code == 0
+    good = Checkpoint(step=400, path="/c/step-00000400", world_size=2, saved_at=1.0, size=2**20)
+    bad = Checkpoint(step=410, path="/c/step-00000410", world_size=0, saved_at=0.0, problem="manifest.json is missing")
+    session.known["a-1"].checkpoints = [bad, good]
+    outcome = do(context, "checkpoints a-1 --verify")
+    assert session.known["a-1"].calls == [("verify_checkpoints",)]
+    assert "manifest.json is missing" in outcome.text and "whole" in outcome.text and "1.05 MB" in outcome.text
+    assert [line["step"] for line in outcome.document] == [410, 400] and list(outcome.value) == [bad, good]
+    session.known["a-1"].checkpoints = [bad]
+    assert do(context, "checkpoints").code == 1

@@ -40,6 +40,8 @@ from workbench.commands import (
 )
 from workbench.events import Event
 from workbench.evidence import RankEvidence
+from workbench.requests import ListCheckpoints
+from workbench.state import Checkpoint
 from workbench.telemetry import Report
 
 T = TypeVar("T")
@@ -123,6 +125,11 @@ class Agent:
             raise ValueError(f"{job_id!r} is no job id")
         path = self._jobs_dir / job_id / "logs" / f"rank{rank}.log"
         return read_page(path, tail=tail, grep=grep, since=since, limit=limit)
+
+    def list_checkpoints(self, question: ListCheckpoints) -> list[Checkpoint]:
+        """A job's on disk, newest first, from files only."""
+        folder = Path(question.folder) if question.folder else self._jobs_dir / question.job_id / "checkpoints"
+        return self._jobs.checkpoints.listing(folder, thorough=question.thorough)
 
     def stacks(self, job_id: str, timeout: float = 10.0) -> dict[int, str]:
         """Each running rank's Python stack as text; where it cannot be had, why."""

@@ -23,7 +23,7 @@ from workbench.commands import StartRanks, StartStore
 from workbench.events import EVENT_TYPES, Event
 from workbench.pool.lease import HELLO_EVERY, LEASE, LOOK_EVERY, Lease
 from workbench.pool.messages import PROTOCOL, Hello, Message, decode, decode_command, encode
-from workbench.requests import AskEvidence, ReadLog
+from workbench.requests import AskEvidence, ListCheckpoints, ReadLog
 from workbench.telemetry import Report
 
 PLUGIN: Final = "dtrain-agent"
@@ -153,6 +153,9 @@ class AgentPlugin(WorkerPlugin):  # type: ignore[misc]
                         timeout=wish.timeout,
                     )
                 )
+            case "checkpoints":
+                question = decode(body, ListCheckpoints)
+                return encode(await asyncio.to_thread(self._agent.list_checkpoints, question))
             case "stacks":
                 return encode(await asyncio.to_thread(self._agent.stacks, decode(body, str)))
         raise ValueError(f"an agent knows no request {request!r}")

@@ -12,6 +12,7 @@ import logging
 import secrets
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from pathlib import PurePath
 from typing import Any, Final
 
 import msgspec
@@ -66,6 +67,7 @@ from workbench.store.index import JobIndex
 from workbench.store.jobfile import JobFile
 
 KEEP: Final = 64  # ended jobs whose output and answers stay in memory
+THOROUGH: Final = 600.0  # s that reading all of a job's checkpoints may take
 FLUSH_EVERY: Final = 1.0
 LAST_WORD: Final = 1.0  # s that notes of jobs' ends may keep a pool that is to end
 ANSWER: Final = 0.5  # s that an injected fault's asker waits to hear that it cannot be done
@@ -98,6 +100,7 @@ class Runner:
             "events": _request(str, lambda job_id: [event for _, event in self._job(job_id).file.events()]),
             "history": _request(rq.History, self._history),
             "log": _request(rq.ReadLog, self._read_log),
+            "checkpoints": _request(rq.ListCheckpoints, self._list_checkpoints),
             "stacks": _request(str, self._stacks),
             "cancel": _request(rq.Cancel, self._cancel),
             "resume": _request(rq.Resume, self._resume),
@@ -379,12 +382,23 @@ class Runner:
         count = len(job.state.ranks) or job.state.world_size
         if not 0 <= request.rank < max(count, 1):
             raise UsageError(f"{job.job_id} has no rank {request.rank}", hint=f"it has ranks 0 to {count - 1}")
-        placed = [p.worker for p in job.state.placements if p.rank == request.rank]
-        # The worker that wrote it may be gone; on one machine any other sees the same files.
+        return msgspec.Raw(await self._link.ask(self._worker_of(job, request.rank), "log", encode(request)))
+
+    def _worker_of(self, job: LiveJob, rank: int) -> str:
+        """Who can read what that rank has written: it may be gone; on one machine any other sees the same files."""
+        placed = [p.worker for p in job.state.placements if p.rank == rank]
         worker = next(iter([w for w in placed if w in self._slots.workers] or self._slots.workers), None)
         if worker is None:
-            raise PoolError("no worker is there to read the log", hint="start one with: %dtrain up")
-        return msgspec.Raw(await self._link.ask(worker, "log", encode(request)))
+            raise PoolError("no worker is there to read the job's files", hint="start one with: %dtrain up")
+        return worker
+
+    async def _list_checkpoints(self, request: rq.ListCheckpoints) -> msgspec.Raw:
+        job = self._job(request.job_id)
+        spec = job.state.spec
+        folder = str(PurePath(spec.cwd, spec.checkpoint_dir)) if spec.checkpoint_dir else ""
+        question = msgspec.structs.replace(request, job_id=job.job_id, folder=folder)
+        answer = await self._link.ask(self._worker_of(job, 0), "checkpoints", encode(question), THOROUGH)
+        return msgspec.Raw(answer)
 
     async def _stacks(self, job_id: str) -> dict[int, str]:
         job = self._job(job_id)

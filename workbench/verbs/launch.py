@@ -27,6 +27,8 @@ FIELDS: Final = (
     "startup_timeout",
     "stop_grace",
     "log_limit",
+    "checkpoint_dir",
+    "checkpoint_keep",
 )
 
 
@@ -57,6 +59,8 @@ def _fields(args: Arguments) -> dict[str, Any]:
     fields = {name: value for name, value in given.items() if value is not None and value is not False}
     if args.nnodes:
         fields["min_nnodes"], fields["nnodes"] = args.nnodes
+    if args.checkpoint_every:
+        fields["checkpoint_every"], fields["checkpoint_seconds"] = args.checkpoint_every
     if args.env:
         fields["env"] = dict(args.env)
     return fields

@@ -75,6 +75,14 @@ def seconds(text: str) -> float:
     return float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[match[2]]
 
 
+def steps_or_seconds(text: str) -> tuple[int, float]:
+    """How often: 100 is steps; 30s, 5m, 1h is time. `(steps, seconds)`, the other one 0."""
+    try:
+        return (0, seconds(text)) if text[-1:] in ("s", "m", "h") else (count(text), 0.0)
+    except ValueError:
+        raise ValueError("steps, such as 100, or a time, such as 30s or 5m") from None
+
+
 def size(text: str) -> int:
     """Bytes: 1000000, 512M, 2G."""
     match = re.fullmatch(r"(\d+(?:\.\d*)?)([KMGT]?)(?:i?B)?", text, re.IGNORECASE)

@@ -8,7 +8,7 @@ from typing import Final
 
 from workbench.errors import UsageError
 from workbench.faults import FAULTS
-from workbench.verbs import about, jobs, launch, output, pools, read, story, watch
+from workbench.verbs import about, checkpoints, jobs, launch, output, pools, read, story, watch
 from workbench.verbs.context import Context
 from workbench.verbs.declare import HELP, JOB, JSON, QUIET, Arguments, Operand, Option, Outcome, Verb
 from workbench.verbs.help import overview, verb_help
@@ -88,6 +88,14 @@ LAUNCH_OPTIONS: Final = (
     Option(("--seed",), "seed random, numpy and torch of every rank", "N", read.integer),
     Option(("--startup-timeout",), "how long ranks may take to start (default 5m)", "TIME", read.seconds),
     Option(("--stop-grace",), "how long a rank has between SIGTERM and SIGKILL (default 10s)", "TIME", read.seconds),
+    Option(
+        ("--checkpoint-every",),
+        "steps, or a time, between two checkpoints of a script that uses Run.steps",
+        "N|TIME",
+        read.steps_or_seconds,
+    ),
+    Option(("--checkpoint-dir",), "where they lie (default: the job's own folder)", "DIR", offers="dir"),
+    Option(("--checkpoint-keep",), "how many of the newest are kept (default 3)", "N", read.count),
     Option(("--log-limit",), "how much of a rank's output is kept (default 512M)", "SIZE", read.size),
     _WAIT,
     *_COMMON,
@@ -178,6 +186,12 @@ VERBS: Final[tuple[Verb, ...]] = (
             *_COMMON,
         ),
         examples=("logs -r 1 --tail 50 --grep loss -f", "logs train-1f2e"),
+    ),
+    Verb(
+        "checkpoints", "list a job's checkpoints, with what is wrong with those that cannot be used",
+        checkpoints.listing, operands=(JOB,),
+        options=(Option(("--verify",), "read every byte of them first"), *_COMMON),
+        examples=("checkpoints", "checkpoints train-1f2e --verify --json"),
     ),
     Verb(
         "stacks", "show every rank's Python stack", jobs.stacks,

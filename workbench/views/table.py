@@ -32,6 +32,7 @@ SINGLY: Final = 5
 STANDS_OUT: Final = 1.05  # own work against the median above which a rank is shown singly
 NO_WORKER: Final = "no worker has joined yet; start some with: %dtrain up"
 WHOLE: Final = "whole, as far as is known"
+NO_CHECKPOINT: Final = "no checkpoint; a script has them by Run.steps(loader, state) and --checkpoint-every 100"
 NO_JOB: Final = "no job has run here yet; start one with: %dtrain launch train.py"
 PHASE_COLUMNS: Final = (
     ("data", "data"),
@@ -194,6 +195,23 @@ def _took(job: JobSummary) -> str:
 def _why(job: JobSummary) -> str:
     quiet = job.phase in (JobPhase.HEALTHY, JobPhase.SUCCEEDED)
     return "" if quiet else " ".join(job.reason.split())
+
+
+def checkpoints_table(checkpoints: Sequence[Checkpoint], now: float) -> Table:
+    """In the order given; the last column says why one cannot be used."""
+    columns = (
+        Column("step", True, 0, tuple(count(each.step) for each in checkpoints)),
+        Column("age", True, 1, tuple(_age(each, now) for each in checkpoints)),
+        Column("size", True, 2, tuple(size(each.size) if each.size else NOTHING for each in checkpoints)),
+        Column("ranks", True, 3, tuple(count(each.world_size) if each.world_size else NOTHING for each in checkpoints)),
+        Column("kept", False, 4, tuple(f"on {each.tier.value}" for each in checkpoints)),
+        Column("", False, 0, tuple(each.problem or "whole" for each in checkpoints)),
+    )
+    return Table("Checkpoints", columns)
+
+
+def _age(checkpoint: Checkpoint, now: float) -> str:
+    return span(max(now - checkpoint.saved_at, 0.0)) if checkpoint.saved_at else NOTHING
 
 
 def workers_table(pool: PoolStatus, *, with_address: bool = True) -> Table:

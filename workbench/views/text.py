@@ -9,13 +9,16 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from workbench.feed import JobSummary, PoolStatus
+from workbench.state import Checkpoint
 from workbench.views.job import JobView
 from workbench.views.story import story_lines
 from workbench.views.table import (
+    NO_CHECKPOINT,
     NO_JOB,
     NO_WORKER,
     Column,
     Table,
+    checkpoints_table,
     headline,
     hints,
     jobs_table,
@@ -63,6 +66,15 @@ def render_jobs(jobs: Sequence[JobSummary], width: int = WIDTH, *, color: bool =
     if not jobs:
         return NO_JOB
     return finish(table_lines(jobs_table(jobs), width), width, color=color)
+
+
+def render_checkpoints(
+    checkpoints: Sequence[Checkpoint], now: float, width: int = WIDTH, *, color: bool = False
+) -> str:
+    """A job's checkpoints; `now` is epoch s."""
+    if not checkpoints:
+        return NO_CHECKPOINT
+    return finish(table_lines(checkpoints_table(checkpoints, now), width), width, color=color)
 
 
 def render_pool(pool: PoolStatus, width: int = WIDTH, *, color: bool = False) -> str:
