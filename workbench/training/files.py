@@ -30,7 +30,7 @@ from workbench.training.manifest import FileRecord
 from workbench.training.states import Path as TreePath
 from workbench.training.states import Tree, UnfitError, set_leaf
 
-BUFFER: Final = 2**20
+BUFFER: Final = 1048576
 # What a `.metadata` may name; a dtype besides.
 NAMED: Final = {
     ("pathlib", "PosixPath"),
