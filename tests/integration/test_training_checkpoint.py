@@ -269,3 +269,31 @@ def leave_at_once(folder: Path, rank: int) -> Any:
 def test_a_group_is_not_destroyed_under_a_save(tmp_path: Path) -> None:
     told, _ = run_in_ranks(functools.partial(leave_at_once, tmp_path))
     assert told == ["CheckpointSaved"]
+
+
+def limited(folder: Path, rank: int) -> Any:
+    """No file may be larger than 100 kB for a while, by the kernel's own word."""
+    import resource
+
+    dist.init_process_group("gloo")
+    facts: Facts = []
+    keeper = checkpointer(folder, facts)
+    state = {"model": DDP(nn.Linear(300, 300))}
+    keeper.save(state, 1)
+    keeper.finish()
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if rank == 0:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, before[1]))
+    keeper.save(state, 2)
+    keeper.finish()
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    keeper.save(state, 3)
+    keeper.finish()
+    return facts
+
+
+def test_a_limit_on_the_size_of_files_costs_that_checkpoint_only(tmp_path: Path) -> None:
+    told, _ = run_in_ranks(functools.partial(limited, tmp_path))
+    assert [event for event, _ in told] == [f"Checkpoint{how}" for how in ("Saved", "Failed", "Saved")]
+    assert told[1][1]["reason"].startswith("disk full: a file there may not be as large as this")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000001", "step-00000003"]

@@ -23,6 +23,9 @@ class Board:
     def get(self, key: str) -> bytes:
         return self.values[key].encode()
 
+    def delete_key(self, key: str) -> bool:
+        return self.values.pop(key, None) is not None
+
     def check(self, keys: list[str]) -> bool:
         return all(key in self.values for key in keys)
 

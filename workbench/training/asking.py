@@ -15,6 +15,7 @@ from typing import Final
 from workbench.training.council import Council
 
 INTERVAL: Final = 0.25  # s between two looks
+KEPT: Final = 500  # looks that are not forgotten: more than a rank that is behind may lack
 PATIENCE: Final = 30.0  # s that a rank may be ahead of rank 0
 
 
@@ -68,3 +69,5 @@ class Asking:
         self._since = now
         self._told, self._told_at = self._wants(), after + self._gap
         council.post(f"look/{look + 1}", [self._told, self._told_at])
+        if look >= KEPT:
+            council.forget(f"look/{look - KEPT}")

@@ -21,6 +21,7 @@ class Store(Protocol):
     def set(self, key: str, value: str, /) -> None: ...
     def get(self, key: str, /) -> bytes: ...
     def check(self, keys: list[str], /) -> bool: ...
+    def delete_key(self, key: str, /) -> bool: ...
 
 
 class Council:
@@ -53,6 +54,10 @@ class Council:
 
     def post(self, name: str, value: Any) -> None:
         self._store.set(f"{ROOM}/{name}", json.dumps(value))
+
+    def forget(self, name: str) -> None:
+        """Take back what everybody has had time to fetch, so that the store does not grow with the run."""
+        self._store.delete_key(f"{ROOM}/{name}")
 
     def fetch(self, name: str, timeout: float) -> Any:
         """What was or will be posted; waits in Python, where an interrupt ends it."""

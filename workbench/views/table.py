@@ -197,23 +197,6 @@ def _why(job: JobSummary) -> str:
     return "" if quiet else " ".join(job.reason.split())
 
 
-def checkpoints_table(checkpoints: Sequence[Checkpoint], now: float) -> Table:
-    """In the order given; the last column says why one cannot be used."""
-    columns = (
-        Column("step", True, 0, tuple(count(each.step) for each in checkpoints)),
-        Column("age", True, 1, tuple(_age(each, now) for each in checkpoints)),
-        Column("size", True, 2, tuple(size(each.size) if each.size else NOTHING for each in checkpoints)),
-        Column("ranks", True, 3, tuple(count(each.world_size) if each.world_size else NOTHING for each in checkpoints)),
-        Column("kept", False, 4, tuple(f"on {each.tier.value}" for each in checkpoints)),
-        Column("", False, 0, tuple(each.problem or "whole" for each in checkpoints)),
-    )
-    return Table("Checkpoints", columns)
-
-
-def _age(checkpoint: Checkpoint, now: float) -> str:
-    return span(max(now - checkpoint.saved_at, 0.0)) if checkpoint.saved_at else NOTHING
-
-
 def workers_table(pool: PoolStatus, *, with_address: bool = True) -> Table:
     """The workers of a pool."""
     workers = pool.workers
@@ -232,13 +215,18 @@ def checkpoints_table(checkpoints: Iterable[Checkpoint], now: float) -> Table:
     rows = list(checkpoints)
     columns = (
         Column("step", True, 0, tuple(count(c.step) for c in rows)),
-        Column("saved", False, 0, tuple(f"{span(max(0.0, now - c.saved_at))} ago" for c in rows)),
+        Column("saved", False, 0, tuple(_saved(c, now) for c in rows)),
         Column("size", True, 1, tuple(size(c.size) if c.size else NOTHING for c in rows)),
         Column("where", False, 1, tuple(c.tier.value for c in rows)),
-        Column("ranks", True, 2, tuple(count(c.world_size) for c in rows)),
+        Column("ranks", True, 2, tuple(count(c.world_size) if c.world_size else NOTHING for c in rows)),
         Column("state", False, 0, tuple(f"✗ {c.problem}" if c.problem else f"✓ {WHOLE}" for c in rows)),
     )
     return Table("Checkpoints", columns)
+
+
+def _saved(checkpoint: Checkpoint, now: float) -> str:
+    """Without a manifest nobody knows."""
+    return f"{span(max(0.0, now - checkpoint.saved_at))} ago" if checkpoint.saved_at else NOTHING
 
 
 # --- lines above and below a table ------------------------------------------------------------------------------------
