@@ -156,7 +156,7 @@ def test_marks_are_few_and_the_rest_is_counted() -> None:
 def test_a_span_in_words() -> None:
     spans = timeline_of(RECOVERED, now=9.0).spans
     assert "ranks 0, 1 stepping for 3.4 s: stepping from step 10" in [span_text(one) for one in spans]
-    assert any(span_text(s).startswith("rank 1 dead for 0.2 s: killed by SIGKILL at step 10") for s in spans)
+    assert any(span_text(s).startswith("rank 1 dead for 200 ms: killed by SIGKILL at step 10") for s in spans)
 
 
 # --- rows -------------------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from workbench.views.lane_rows import ALWAYS_SEEN, SEVERITY, Row, rows_of
 from workbench.views.spans import LETTERS, Mark, MarkKind, Span, SpanKind, Timeline
 from workbench.views.story import Clock, attempts_table, numbers_line, since
 from workbench.views.text import WIDTH, cells, finish, table_lines
-from workbench.views.wording import plural, ranks_text, span
+from workbench.views.wording import plural, ranks_text, seconds, span
 
 SIGNS: Final[Mapping[SpanKind, str]] = {
     SpanKind.SLOTS: ".",
@@ -126,7 +126,9 @@ def span_text(one: Span) -> str:
     """A span in words, for hovering and for tables."""
     who = ranks_text((rank for first, last in one.ranks for rank in range(first, last + 1)), most=3)
     cause = f" ({' '.join(one.cause.split())})" if one.cause and one.cause not in one.title else ""
-    return f"{who} {one.kind.value} for {span(one.end - one.start)}: {' '.join(one.title.split())}{cause}"
+    lasted = one.end - one.start
+    took = seconds(lasted) if lasted < 1 else span(lasted)
+    return f"{who} {one.kind.value} for {took}: {' '.join(one.title.split())}{cause}"
 
 
 def _wrapped(text: str, width: int) -> Sequence[str]:

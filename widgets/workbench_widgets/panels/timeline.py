@@ -48,14 +48,13 @@ WEIGHT: Final = (
     MarkKind.SAVED,
 )
 BAD: Final = frozenset(WEIGHT[:5])
-SHAPES: Final = dict.fromkeys(BAD, "inverted_triangle") | {
-    MarkKind.INJECTED: "triangle",
+SHAPES: Final = dict.fromkeys(BAD, "square") | {  # all with room for a letter
+    MarkKind.INJECTED: "square_pin",
     MarkKind.RECOVERED: "circle",
-    MarkKind.SAVED: "square",
+    MarkKind.SAVED: "circle",
 }
-_LANES: Final = ("y", "left", "right", "kind", "words", "why", "colour", "hatch")
-_MARKS: Final = ("x", "y", "letter", "shape", "down", "words", "colour")
-DOWN: Final = {"inverted_triangle": -1, "triangle": 3}  # px from a shape's middle to where its letter has room
+_LANES: Final = ("y", "left", "right", "kind", "words", "colour", "hatch")
+_MARKS: Final = ("x", "y", "letter", "shape", "words", "colour")
 
 
 class Cluster(NamedTuple):
@@ -118,7 +117,6 @@ class Lanes:
             "x",
             "y",
             text="letter",
-            y_offset="down",
             source=self._marks,
             text_baseline="middle",
             text_color=colour("page", self._theme),
@@ -126,8 +124,8 @@ class Lanes:
         )
         self._bars = bars
         self.figure.add_tools(
-            HoverTool(renderers=[bars], tooltips=[("", "@words"), ("because", "@why")], point_policy="follow_mouse"),
-            HoverTool(renderers=[shapes], tooltips="@words{safe}", point_policy="follow_mouse"),
+            HoverTool(renderers=[bars], tooltips=_tip("@words"), point_policy="follow_mouse"),
+            HoverTool(renderers=[shapes], tooltips=_tip("@words{safe}"), point_policy="follow_mouse"),
         )
 
     def _draw(self, timeline: Timeline) -> None:
@@ -143,6 +141,11 @@ class Lanes:
         self._bars.glyph.hatch_color = colour("page", self._theme)
         self._lanes.data = lanes_data(rows, timeline, self._theme)
         self._marks.data = marks_data(timeline, self._theme)
+
+
+def _tip(words: str) -> str:
+    """A tooltip that is not wider than the page."""
+    return f'<div style="max-width:min(420px,70vw);white-space:normal;overflow-wrap:anywhere">{words}</div>'
 
 
 def _version(timeline: Timeline) -> str:
@@ -192,7 +195,6 @@ def lanes_data(rows: Sequence[Row], timeline: Timeline, theme: str) -> dict[str,
         "right": [one.end - timeline.start for _, one in items],
         "kind": [one.kind.value for _, one in items],
         "words": [span_text(one) for _, one in items],
-        "why": [" ".join(one.cause.split()) or "–" for _, one in items],
         "colour": [lane_colour(one.kind.name, theme) for _, one in items],
         "hatch": [LANE_HATCHES.get(one.kind.name, "blank") for _, one in items],
     }
@@ -213,13 +215,11 @@ def clusters_of(timeline: Timeline) -> list[Cluster]:
 
 def marks_data(timeline: Timeline, theme: str) -> dict[str, list[Any]]:
     clusters, clock = clusters_of(timeline), clock_of(timeline)
-    shapes = [SHAPES.get(cluster.kind, "hex") for cluster in clusters]
     return {
         "x": [cluster.x for cluster in clusters],
         "y": [-1.0] * len(clusters),
         "letter": [LETTERS[cluster.kind] for cluster in clusters],
-        "shape": shapes,
-        "down": [DOWN.get(shape, 0) for shape in shapes],
+        "shape": [SHAPES.get(cluster.kind, "hex") for cluster in clusters],
         "words": [_told(cluster, clock) for cluster in clusters],
         "colour": [_mark_colour(cluster.kind, theme) for cluster in clusters],
     }
