@@ -91,6 +91,17 @@ def test_what_is_expected_holds_until_the_step_is_over(rank: Rank) -> None:
     assert rank.box.expected == 0.0
 
 
+def test_also_among_short_steps_that_are_not_watched_whole(rank: Rank) -> None:
+    for _ in range(40):
+        rank.step()
+    for say in (lambda: rank.run.expect(40), rank.model.eval):
+        say()
+        assert rank.box.is_evaluating or rank.box.expected
+        rank.step()
+        assert not (rank.box.is_evaluating or rank.box.expected)
+        rank.step()
+
+
 def test_what_is_expected_in_a_block_ends_with_it(rank: Rank) -> None:
     with rank.run.expect(40):
         assert rank.box.expected == 40.0
