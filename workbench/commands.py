@@ -31,6 +31,10 @@ class ReleaseSlots(_Command, frozen=True, kw_only=True):
     """The job has no rank left: its slots are free."""
 
 
+class ForgetCopies(_Command, frozen=True, kw_only=True):
+    """The job goes back further than to the newest copy in its ranks' memory: no later generation may find one."""
+
+
 class StartStore(_Command, frozen=True, kw_only=True):
     """Start this generation's rendezvous store on `worker`, outside every rank; `StoreStarted` comes back."""
 
@@ -69,9 +73,9 @@ class RequestCheckpoint(_Command, frozen=True, kw_only=True):
 
 
 class ForgetJob(_Command, frozen=True, kw_only=True):
-    """The job has ended: let go of what that agent holds for it from one generation to the next.
+    """Let go of what that agent holds for the job from one generation to the next.
 
-    Sent to every worker by the runner when it takes the slots back; nothing comes back.
+    Sent to every worker by the runner for `ReleaseSlots` and `ForgetCopies`; nothing comes back.
     """
 
     worker: str
@@ -136,6 +140,7 @@ class InjectFault(_Command, frozen=True, kw_only=True):
 Command = (
     RequestSlots
     | ReleaseSlots
+    | ForgetCopies
     | StartStore
     | StartRanks
     | StopRanks

@@ -17,10 +17,10 @@ from conftest import await_phase
 from msgspec.structs import replace
 
 from workbench.commands import StartStore
-from workbench.events import StoreStarted
+from workbench.events import RunResumed, StoreStarted
 from workbench.session import Job, Session
 from workbench.spec import JobSpec
-from workbench.state import JobPhase
+from workbench.state import CheckpointTier, JobPhase
 
 STEPS = 24
 TRAIN = """
@@ -66,10 +66,10 @@ TRAIN = """
 """
 
 
-def launch(session: Session, folder: Path, kills: dict[str, dict[str, int]]) -> Job:
+def launch(session: Session, folder: Path, kills: dict[str, dict[str, int]], text: str = TRAIN) -> Job:
     folder.mkdir()
     script = folder / "train.py"
-    script.write_text(textwrap.dedent(TRAIN))
+    script.write_text(textwrap.dedent(text))
     return session.launch(
         script, args=[str(folder), str(STEPS), json.dumps(kills)], nproc_per_node=2, max_restarts=4, snapshot_every=1
     )
@@ -136,6 +136,59 @@ def test_a_job_that_never_restarts_keeps_nothing(session: Session, tmp_path: Pat
     )
     await_phase(session.launch(script, nproc_per_node=1), JobPhase.SUCCEEDED)
     await_phase(session.launch(script, nproc_per_node=1, max_restarts=1, snapshot_every=-1), JobPhase.SUCCEEDED)
+
+
+RUN = """
+    import json, os, signal, sys
+    import torch
+    import torch.distributed as dist
+    from torch.nn.parallel import DistributedDataParallel
+    from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+    from workbench.training import Run
+
+    folder, steps, kills = sys.argv[1], int(sys.argv[2]), json.loads(sys.argv[3])
+    generation, rank = os.environ["TORCHELASTIC_RESTART_COUNT"], os.environ["RANK"]
+    torch.manual_seed(int(rank))
+    dist.init_process_group("gloo")
+    layers = torch.nn.Linear(8, 32), torch.nn.BatchNorm1d(32), torch.nn.Dropout(0.3), torch.nn.Linear(32, 4)
+    model = DistributedDataParallel(torch.nn.Sequential(*layers))
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 5)
+    data = TensorDataset(torch.arange(56.0).reshape(7 * 8, 1) / 50 * torch.ones(8), torch.arange(56))
+    loader = DataLoader(data, 4, sampler=DistributedSampler(data, seed=3))
+    state = {"model": model, "optimizer": optimizer, "scheduler": scheduler}
+    with open(f"{folder}/log{rank}", "a") as log:
+        for step, (inputs, numbers) in Run.current().steps(loader, state, epochs=4):
+            print(json.dumps({"generation": int(generation), "step": step, "data": numbers.tolist()}), file=log)
+            log.flush()
+            optimizer.zero_grad()
+            model(inputs).square().sum().backward()
+            optimizer.step()
+            scheduler.step()
+            if kills.get(generation, {}).get(rank) == step:
+                os.kill(os.getpid(), signal.SIGKILL)
+    torch.save([parameter.detach() for parameter in model.parameters()], f"{folder}/final{rank}.pt")
+    dist.destroy_process_group()
+"""
+
+
+def test_the_steps_of_a_run_go_on_from_memory(session: Session, tmp_path: Path) -> None:
+    """4 epochs of 7 steps, killed in the first, at the end of the second and twice in the third."""
+    kills = {"0": {"1": 4}, "1": {"0": 13}, "2": {"0": 16, "1": 16}}
+    job = launch(session, tmp_path / "killed", kills, RUN)
+    await_phase(job, JobPhase.SUCCEEDED)
+    plain = launch(session, tmp_path / "plain", {}, RUN)
+    await_phase(plain, JobPhase.SUCCEEDED)
+    for one, other in zip(final(tmp_path / "killed"), final(tmp_path / "plain"), strict=True):
+        assert torch.equal(one, other)
+    resumed = [event for event in job.events() if isinstance(event, RunResumed)]
+    assert [(event.tier, event.step) for event in resumed] == [(CheckpointTier.MEMORY, step) for step in (4, 13, 16)]
+    for rank in range(2):
+        lived: dict[int, Any] = {}
+        for line in told(tmp_path / "killed", rank):
+            lived[line["step"]] = line["data"]
+        assert lived == {line["step"]: line["data"] for line in told(tmp_path / "plain", rank)}
+    await_held(session, 0)
 
 
 # --- one agent, without a pool ----------------------------------------------------------------------------------------

@@ -29,7 +29,7 @@ class Slots(NamedTuple):
 def copies(ranks: list[Slots], kind: Kind) -> list[Copy]:
     size = len(ranks)
     return [
-        Copy(*time, rank, size, kind if kind is Kind.OWN or rank == 0 else Kind.EXTRAS, 0)
+        Copy(*time, time[1], rank, size, kind if kind is Kind.OWN or rank == 0 else Kind.EXTRAS, 0)
         for rank, slots in enumerate(ranks)
         for time in slots
         if time is not None
@@ -69,11 +69,12 @@ def test_generation_after_generation_at_most_one_copy_is_lost(data: st.DataObjec
             Copy,
             generation=st.integers(0, 2),
             step=st.integers(0, 4),
+            number=st.just(0),
             rank=st.integers(0, 2),
             world_size=st.just(3),
             kind=st.sampled_from(Kind),
             host=st.integers(0, 2),
-        )
+        ).map(lambda copy: copy._replace(number=copy.step))
     ),
     hosts=st.lists(st.integers(0, 2), min_size=1, max_size=4),
     can_send=st.booleans(),

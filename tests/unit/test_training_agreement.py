@@ -16,18 +16,18 @@ TWO_HOSTS = Place(hosts=(0, 1), can_send=True)
 
 def pair(step: int, generation: int = 0, **fields: Any) -> list[Copy]:
     """What two ranks on one host leave: the first has the state."""
-    first = Copy(generation, step, 0, 2, Kind.WHOLE, 0)
+    first = Copy(generation, step, step, 0, 2, Kind.WHOLE, 0)
     return [first._replace(**fields), first._replace(**{"rank": 1, "kind": Kind.EXTRAS} | fields)]
 
 
 def parts(step: int, hosts: tuple[int, ...] = (0, 0)) -> list[Copy]:
-    return [Copy(0, step, rank, len(hosts), Kind.OWN, host) for rank, host in enumerate(hosts)]
+    return [Copy(0, step, step, rank, len(hosts), Kind.OWN, host) for rank, host in enumerate(hosts)]
 
 
 def test_the_newest_step_that_all_have() -> None:
     copies = pair(40) + pair(41)[:1] + pair(39)[1:]
     choice, reason = choose(copies, ONE_HOST)
-    assert choice == Choice(0, 40, 2, Kind.WHOLE, (0,))
+    assert choice == Choice(0, 40, 40, 2, Kind.WHOLE, (0,))
     assert reason == (
         "every rank has its copy of step 40; step 41 cannot be taken from memory: rank 1 left no whole copy of it"
     )
@@ -77,8 +77,8 @@ def test_a_host_that_is_new_gets_it_from_one_that_has_it() -> None:
 
 
 def test_the_state_of_a_host_that_is_gone_is_on_the_other() -> None:
-    both = [Copy(0, 40, rank, 2, Kind.WHOLE, rank) for rank in range(2)]
-    assert choose(both, TWO_HOSTS)[0] == Choice(0, 40, 2, Kind.WHOLE, (0, 1))
+    both = [Copy(0, 40, 40, rank, 2, Kind.WHOLE, rank) for rank in range(2)]
+    assert choose(both, TWO_HOSTS)[0] == Choice(0, 40, 40, 2, Kind.WHOLE, (0, 1))
     _, reason = choose(both[1:], Place((1, 1), can_send=True))
     assert reason == "step 40 cannot be taken from memory: rank 0 left no whole copy of it"
 

@@ -19,7 +19,7 @@ from workbench.training.slot import Header, Kind
 from workbench.training.slots import MOST, Slot, Slots, Who
 
 WHO = Who(generation=0, rank=0, world_size=2)
-WORDS = Header(Kind.WHOLE, 7, 1, 40, 0, 2, slot.SIZE, 4, 0, 0x3B8BA7C7, 12.5)  # of the text b"text"
+WORDS = Header(Kind.WHOLE, 7, 1, 40, 41, 0, 2, slot.SIZE, 4, 0, 0x3B8BA7C7, 12.5)  # of the text b"text"
 
 
 class Keeper:

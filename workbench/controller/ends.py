@@ -6,7 +6,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from workbench.commands import Announce, ReleaseSlots
+from workbench.commands import Announce, ForgetCopies, ReleaseSlots
 from workbench.controller.parts import Outcome, all_gone, enter, rank_of, request_slots, running, stop, with_rank
 from workbench.events import (
     CancelRequested,
@@ -152,7 +152,8 @@ def _restart(state: JobState, time: float) -> Outcome:
     fresh = replace(counted, restart_count=told.restart_count + 1, fruitless=told.fruitless + 1, resume=resume)
     reason = f"{restart_text(fresh)}: {told.failure.reason}{_also(decision)}"
     begun, more = begin_again(fresh, reason, time)
-    return begun, (*commands, *stop(state, 0.0), *more)
+    older = (ForgetCopies(job_id=state.job_id),) if decision.action is Action.FALL_BACK else ()
+    return begun, (*commands, *stop(state, 0.0), *older, *more)
 
 
 def _also(decision: Decision) -> str:

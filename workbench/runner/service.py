@@ -23,6 +23,7 @@ from workbench.commands import (
     Announce,
     Command,
     ExecuteCell,
+    ForgetCopies,
     ForgetJob,
     InjectFault,
     InterruptRanks,
@@ -195,6 +196,8 @@ class Runner:
                 self._forget_on_workers(job.job_id)
                 self._slots.release(job.job_id)
                 self._dispatch()
+            case ForgetCopies():
+                self._forget_on_workers(job.job_id)
             case Announce():
                 job.record(command.event)
             case StartRanks():

@@ -18,10 +18,14 @@ from workbench.training.slot import Header, Kind
 
 
 class Copy(NamedTuple):
-    """A whole slot: whose, of when, and the host that has it (named by the lowest rank that runs there now)."""
+    """A whole slot: whose, of when, and the host that has it (named by the lowest rank that runs there now).
+
+    `step` tells copies of a generation apart, `number` is what people and checkpoints on disk call it.
+    """
 
     generation: int
     step: int
+    number: int
     rank: int
     world_size: int
     kind: Kind
@@ -33,6 +37,7 @@ class Choice(NamedTuple):
 
     generation: int
     step: int
+    number: int
     world_size: int
     kind: Kind
     hosts: tuple[int, ...]
@@ -50,7 +55,7 @@ class Place(NamedTuple):
 
 
 def describe(header: Header, host: int) -> Copy:
-    return Copy(header.generation, header.step, header.rank, header.world_size, header.kind, host)
+    return Copy(header.generation, header.step, header.number, header.rank, header.world_size, header.kind, host)
 
 
 def choose(copies: Sequence[Copy], place: Place, disk_step: int = -1) -> tuple[Choice | None, str]:
@@ -65,7 +70,8 @@ def choose(copies: Sequence[Copy], place: Place, disk_step: int = -1) -> tuple[C
         return None, "no copy in memory is left"
     faults: dict[str, list[int]] = {}
     for time in sorted(by_time, reverse=True):
-        group, step = by_time[time], time[1]
+        group = by_time[time]
+        step = group[0].number
         if step < disk_step:
             return None, _words(f"step {step}, in memory, is older than step {disk_step} on disk", faults)
         if not (fault := find_fault(group, place)):
@@ -113,7 +119,7 @@ def _choice(group: Sequence[Copy]) -> Choice:
     is_whole = any(copy.kind is Kind.WHOLE for copy in group)
     hosts = {copy.host for copy in group if copy.kind is Kind.WHOLE}
     kind = Kind.WHOLE if is_whole else Kind.OWN
-    return Choice(first.generation, first.step, first.world_size, kind, tuple(sorted(hosts)))
+    return Choice(first.generation, first.step, first.number, first.world_size, kind, tuple(sorted(hosts)))
 
 
 def _ranks(ranks: Sequence[int]) -> str:

@@ -112,6 +112,11 @@ class Checkpointer:
 
     # --- loading ---
 
+    def newest_step(self, resume: str = "") -> int:
+        """Of what `load` would look at first, by its name and manifest; -1: nothing is there. Rank 0 asks."""
+        found = catalogue.look(Path(resume)) if resume else catalogue.newest(self.where.folder)
+        return found.step if found is not None else -1
+
     def load(self, state: Mapping[str, Any], resume: str = "") -> Loaded | None:
         """Go back to the newest checkpoint that is what was saved (`resume`: to that one, or the newest before it).
 

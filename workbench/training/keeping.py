@@ -1,11 +1,15 @@
 """When the state of a run is saved, and what it goes on from: the spec's wishes, the clock, and whoever asks.
 
+In memory (`remembering`) as often as that costs little, on disk (`checkpoint`) as often as was asked for.
+
 All ranks do the same after the same step. What a rank keeps beside the state is its random states, its place in the
 data and its counts, so that going on is as if nothing had happened.
 """
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -16,6 +20,7 @@ from workbench.training.asking import Asking
 from workbench.training.checkpoint import Checkpointer, say
 from workbench.training.control import Control
 from workbench.training.loading import Loaded
+from workbench.training.remembering import Memory
 from workbench.training.rng import rng_state, set_rng_state
 from workbench.training.saving import Where
 from workbench.training.team import Team
@@ -30,15 +35,18 @@ NO_GROUP: Final = "no checkpoints: call torch.distributed.init_process_group bef
 class Keeping:
     """One run's, in a rank; `open` makes it where there is a job, and its ranks can meet."""
 
-    def __init__(self, control: Control, checkpointer: Checkpointer, observer: Observer | None) -> None:
+    def __init__(
+        self, control: Control, checkpointer: Checkpointer, memory: Memory | None, observer: Observer | None
+    ) -> None:
         self._settings, self._checkpointer, self._observer = control.settings, checkpointer, observer
+        self._memory = memory
         self._every = int(self._settings.get("checkpoint_every", 0))
         self._seconds = float(self._settings.get("checkpoint_seconds", 0.0))
         self._asked = False
         self._due_at = time.monotonic() + self._seconds
         self._asking = Asking(checkpointer.team.council, self._wants)
         self._saved_at = -1  # steps of the run at the last save
-        self._waits = False  # a save was due in the middle of a step
+        self._waits = self._remembers = False  # a save, or a copy in memory, was due in the middle of a step
         control.on("checkpoint", lambda *_: self._ask())
 
     @classmethod
@@ -62,7 +70,8 @@ class Keeping:
             keep_every=int(settings.get("checkpoint_keep_every", 0)),
             dtrain=settings.get("version", ""),
         )
-        return cls(control, Checkpointer(where, team, control.fact), observer)
+        memory = known._memory if known is not None else Memory.open(control)
+        return cls(control, Checkpointer(where, team, control.fact), memory, observer)
 
     def _ask(self) -> None:
         self._asked = True
@@ -85,7 +94,12 @@ class Keeping:
 
     def _sources(self) -> tuple[Callable[[Mapping[str, Any]], Loaded | None], ...]:
         """What may be gone on from, the best first."""
-        return (lambda state: self._checkpointer.load(state, self._settings.get("resume", "")),)
+        resume = self._settings.get("resume", "")
+        on_disk = functools.partial(self._checkpointer.load, resume=resume)
+        if self._memory is None:
+            return (on_disk,)
+        newest = self._checkpointer.newest_step(resume) if self.team.leads else -1
+        return functools.partial(self._memory.load, newest=newest), on_disk
 
     def _go_on(self, loaded: Loaded, position: DataPosition | None) -> tuple[int, int]:
         """What a rank kept beside the state. With another number of ranks random states begin anew, by rank."""
@@ -107,13 +121,24 @@ class Keeping:
 
     def after_step(self, steps: int, state: Mapping[str, Any], position: DataPosition, done: int) -> None:
         """The body of a step has ended, on every rank."""
-        is_due = self._asking.step()
-        is_due = is_due or bool(self._every and steps % self._every == 0)
-        if not (is_due or self._waits):
+        self._waits |= self._asking.step() or bool(self._every and steps % self._every == 0)
+        self._remembers |= self._memory is not None and self._memory.is_due(steps)
+        if not (self._waits or self._remembers):
             return
-        self._waits = self._observer is not None and self._observer.is_between_backward_and_step
-        if not self._waits:
+        if self._observer is not None and self._observer.is_between_backward_and_step:
+            return
+        if self._remembers:
+            self._remember(steps, state, position, done)
+        if self._waits:
+            self._waits = False
             self.save(steps, state, position, done, wait=False)
+
+    def _remember(self, steps: int, state: Mapping[str, Any], position: DataPosition, done: int) -> None:
+        assert self._memory is not None
+        self._remembers = False
+        extras = self._extras(steps, position, done)
+        with self._checkpointing():
+            self._memory.take(steps, self._number(steps), state, extras)
 
     def _wants(self) -> bool:
         now = time.monotonic()
@@ -126,18 +151,25 @@ class Keeping:
     def save(
         self, steps: int, state: Mapping[str, Any], position: DataPosition | None, done: int = 0, *, wait: bool
     ) -> bool:
-        observed = self._observer.step if self._observer is not None else 0
-        extras: dict[str, Any] = {"steps": steps, "done": done, "observed": observed, "rng": rng_state()}
-        if position is not None:
-            extras["data"] = position.state_dict()
-        if self._observer is None:
-            is_begun = self._checkpointer.save(state, steps, extras, wait=wait)
-        else:
-            with self._observer.checkpointing():
-                is_begun = self._checkpointer.save(state, observed or steps, extras, wait=wait)
+        extras = self._extras(steps, position, done)
+        with self._checkpointing():
+            is_begun = self._checkpointer.save(state, self._number(steps), extras, wait=wait)
         if is_begun:
             self._saved_at = steps
         return is_begun
+
+    def _extras(self, steps: int, position: DataPosition | None, done: int) -> dict[str, Any]:
+        """What this rank keeps beside the state."""
+        observed = self._observer.step if self._observer is not None else 0
+        extras: dict[str, Any] = {"steps": steps, "done": done, "observed": observed, "rng": rng_state()}
+        return extras if position is None else extras | {"data": position.state_dict()}
+
+    def _number(self, steps: int) -> int:
+        """By which a checkpoint is called: optimizer steps, where they are seen."""
+        return (self._observer.step if self._observer is not None else 0) or steps
+
+    def _checkpointing(self) -> contextlib.AbstractContextManager[object]:
+        return contextlib.nullcontext() if self._observer is None else self._observer.checkpointing()
 
     def end(self, steps: int, state: Mapping[str, Any], position: DataPosition, done: int) -> None:
         """The loop is over: what was done since the last save is kept too, where the run is kept at all."""

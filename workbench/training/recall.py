@@ -21,7 +21,7 @@ from workbench.training.line import Line, close_all
 from workbench.training.slot import Kind
 from workbench.training.slots import Slot, Who
 
-PATIENCE: Final = 60.0  # s for all ranks to come
+PATIENCE: Final = 600.0  # s for all ranks to come: one may be preparing its data
 PIECE: Final = 2**28  # bytes sent at a time
 
 
@@ -29,6 +29,7 @@ class Restored(NamedTuple):
     """What to go on from. `extras` by the rank that had them: this rank's own, or all when the world's size differs."""
 
     step: int
+    number: int  # as checkpoints on disk are called
     state: Any
     extras: Mapping[int, Any]
     world_size: int  # of the ranks that took it
@@ -69,7 +70,7 @@ class Recall:
 
         def decide(told: list[Any]) -> Any:
             place = agreement.Place(tuple(host for host, _, _, _ in told), all(can for _, can, _, _ in told))
-            copies = [Copy(*copy)._replace(kind=Kind(copy[4])) for _, _, found, _ in told for copy in found]
+            copies = [Copy(*copy)._replace(kind=Kind(copy[5])) for _, _, found, _ in told for copy in found]
             return (*agreement.choose(copies, place, told[0][3]), place.hosts)
 
         mine = self.copies() if self._who.rank == self._host else []
@@ -91,7 +92,7 @@ class Recall:
             extras = self._extras(agreed.choice, agreed.hosts)
             seconds = time.monotonic() - start
             choice = agreed.choice
-            restored = Restored(choice.step, state, extras, choice.world_size, agreed.reason, seconds)
+            restored = Restored(choice.step, choice.number, state, extras, choice.world_size, agreed.reason, seconds)
         except Exception as error:
             fault = f"rank {self._who.rank} cannot load it: {type(error).__name__}: {error}"
         faults = self._council.decide("loaded", fault, lambda told: [one for one in told if one], PATIENCE)

@@ -26,7 +26,7 @@ SIZE: Final = 128
 ALIGNMENT: Final = 64
 _COMPLETE_AT: Final = 8
 _COMPLETE: Final = struct.Struct("<Q")
-_HEADER: Final = struct.Struct("<8sQIIQqqqqQQQId")  # magic, complete, version, then `Header`
+_HEADER: Final = struct.Struct("<8sQIIQqqqqqQQQId")  # magic, complete, version, then `Header`
 _CRC: Final = struct.Struct("<I")
 _CRC_AT: Final = SIZE - _CRC.size
 
@@ -40,19 +40,23 @@ class Kind(enum.IntEnum):
 
 
 class Header(NamedTuple):
-    """`sequence` counts a slot's copies from 1. `generation` is the restart count of the ranks that took it."""
+    """`sequence` counts a rank's copies from 1. `generation` is the restart count of the ranks that took it.
+
+    `step` tells copies of a generation apart; `number` is the step by which a checkpoint on disk would be called.
+    """
 
     kind: Kind
     sequence: int
     generation: int
     step: int
+    number: int
     rank: int
     world_size: int
-    text_at: int
-    text_size: int
-    data_size: int
-    text_crc: int
-    taken_at: float  # epoch s
+    text_at: int = 0
+    text_size: int = 0
+    data_size: int = 0
+    text_crc: int = 0
+    taken_at: float = 0.0  # epoch s
 
     def commit(self, buffer: memoryview) -> None:
         """Make the copy one to be read; everything else has been written."""

@@ -56,7 +56,7 @@ class Slot:
     def fits(self, packed: Packed) -> bool:
         return slot.align(packed.end) + len(packed.text) <= len(self.bytes)
 
-    def write(self, packed: Packed, kind: Kind, who: Who, step: int, sequence: int) -> None:
+    def write(self, packed: Packed, header: Header) -> None:
         """Replace what is there. Allocates nothing when the tensors are those of the last time."""
         self.clear()
         if packed.places != self._places:
@@ -67,13 +67,7 @@ class Slot:
                 torch._foreach_copy_(self._views, packed.tensors)
         at = slot.align(packed.end)
         self.bytes[at : at + len(packed.text)] = packed.text
-        header = Header(
-            kind=kind,
-            sequence=sequence,
-            generation=who.generation,
-            step=step,
-            rank=who.rank,
-            world_size=who.world_size,
+        header = header._replace(
             text_at=at,
             text_size=len(packed.text),
             data_size=packed.end - slot.SIZE,
@@ -108,22 +102,23 @@ class Slots:
         if old.header is not None:
             self._sequence = max(self._sequence, old.header.sequence)
 
-    def write(self, step: int, value: Any, kind: Kind) -> Slot | None:
+    def write(self, step: int, value: Any, kind: Kind, number: int | None = None) -> Slot | None:
         """Copy; None when every slot is held or needed. Raises `MemoryError` when there is no room for a first two."""
-        packed = packing.take_apart(value)
-        number = self._choose()
-        if number is None:
+        packed, who = packing.take_apart(value), self._who
+        place = self._choose()
+        if place is None:
             return None
-        chosen = self.slots.get(number)
+        chosen = self.slots.get(place)
         if chosen is None or not chosen.fits(packed):
             size = slot.align(packed.end) + len(packed.text) + len(packed.text) // 4 + ROOM
             if size > (free := self._free()):
                 if chosen is None and len(self.slots) >= ENOUGH:
                     return None
                 raise MemoryError(f"{size / 2**20:.0f} MiB more are needed and {free / 2**20:.0f} MiB may be used")
-            chosen = self._make(number, size)
+            chosen = self._make(place, size)
         self._sequence += 1
-        chosen.write(packed, kind, self._who, step, self._sequence)
+        number = step if number is None else number
+        chosen.write(packed, Header(kind, self._sequence, who.generation, step, number, who.rank, who.world_size))
         return chosen
 
     @property

@@ -47,7 +47,7 @@ class Snapshots:
     """`peers`: the ranks of this agent. `every`: steps between two copies, 0 for as often as they cost little."""
 
     def __init__(self, who: Who, line: Line, council: Council, peers: tuple[int, ...], every: int = 0) -> None:
-        self._who, self._line, self._council = who, line, council
+        self.who, self._line, self._council = who, line, council
         self._peers, self._host = peers, min(peers)
         self._is_fixed, self.every = bool(every), every or 1
         self._slots = Slots(who, line.keep, lambda: int(memory.free_bytes() * SHARE))
@@ -88,6 +88,9 @@ class Snapshots:
         are not gone on from are forgotten, since no later generation may go back to them.
         """
         restored = agreed = None
+        if self.who.generation == 0:
+            self.reason = "nothing ran before"
+            return None
         try:
             agreed = self._recalled().agree(disk_step)
             self.reason = agreed.reason
@@ -101,17 +104,17 @@ class Snapshots:
 
     def _recalled(self) -> Recall:
         if self._recall is None:
-            self._recall = Recall(self._who, self._host, self._council, self._line)
+            self._recall = Recall(self.who, self._host, self._council, self._line)
         return self._recall
 
     def _take_over(self, agreed: Agreed | None) -> None:
         """Go on in the memory of this rank's predecessor; what was not agreed on, newer or older, is no copy now."""
         choice = agreed.choice if agreed is not None else None
         for one in self._recall.found if self._recall is not None else ():
-            is_own = one.rank == self._who.rank
+            is_own = one.rank == self.who.rank
             header = one.slot.header
             is_agreed = choice and header and (header.generation, header.step) == (choice.generation, choice.step)
-            if not is_agreed and (is_own or (self._who.rank == self._host and one.rank not in self._peers)):
+            if not is_agreed and (is_own or (self.who.rank == self._host and one.rank not in self._peers)):
                 one.slot.clear()
             if is_own:
                 self._slots.adopt(one.number, one.slot)
@@ -132,39 +135,43 @@ class Snapshots:
         self._mark = time.monotonic()
         return step % self.every == 0
 
-    def take(self, step: int, state: Any, extras: Any) -> float:
-        """Copy; s since `is_due` said so. What goes wrong is not raised: it switches the tier off."""
+    def take(self, step: int, state: Any, extras: Any, number: int | None = None) -> float:
+        """Copy; s since `is_due` said so. What goes wrong is not raised: it switches the tier off.
+
+        `step` must grow from copy to copy; `number`: what a checkpoint on disk of this moment is called, `step` if not
+        given.
+        """
         if self.off:
             return 0.0
         start = self._mark or time.monotonic()
         try:
-            self._copy(step, state, extras)
+            self._copy(step, state, extras, number)
         except Exception as error:
-            self._switch_off(f"{type(error).__name__}: {error}")
+            self.switch_off(f"{type(error).__name__}: {error}")
         self._mark = time.monotonic()
         self._pace.took(self._mark - start)
         return self._mark - start
 
-    def _copy(self, step: int, state: Any, extras: Any) -> None:
+    def _copy(self, step: int, state: Any, extras: Any, number: int | None) -> None:
         if self._plan is None:
             self._plan = self._agree_on_plan(state)
             if self._plan.fault:
-                self._switch_off(self._plan.fault, is_told=self._who.rank == 0)
+                self.switch_off(self._plan.fault, is_told=self.who.rank == 0)
         if self.off:
             return
         kind = self._plan.kind
-        if kind is Kind.WHOLE and self._who.rank != self._host:
+        if kind is Kind.WHOLE and self.who.rank != self._host:
             kind = Kind.EXTRAS
         value = {"state": None if kind is Kind.EXTRAS else state, "extras": extras}
-        if self._slots.write(step, value, kind) is not None:
+        if self._slots.write(step, value, kind, number) is not None:
             self._taken += 1
-        if self._taken == SETTLED and self._who.rank == self._host:
+        if self._taken == SETTLED and self.who.rank == self._host:
             self._line.drop(self._peers)
 
     def _agree_on_plan(self, state: Any) -> Plan:
         packed = packing.take_apart(state)
         layout = hashlib.sha256(repr([place[:2] for place in packed.places]).encode())
-        checksum = replica_checksum(self._who.world_size)
+        checksum = replica_checksum(self.who.world_size)
         needs = max(0, 2 * (packed.end + len(packed.text)) - self._slots.size)
         need = Need(self._host, needs, memory.free_bytes(), f"{layout.hexdigest()} {checksum}", bool(checksum))
 
@@ -213,7 +220,8 @@ class Snapshots:
 
     # --- words --------------------------------------------------------------------------------------------------------
 
-    def _switch_off(self, reason: str, *, is_told: bool = True) -> None:
+    def switch_off(self, reason: str, *, is_told: bool = True) -> None:
+        """Take no more copies; said once on stderr."""
         self.off = reason
         if is_told:
             self._say(f"no copies of the training state are kept in memory any more: {reason}")
