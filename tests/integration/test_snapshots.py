@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import textwrap
 import time
@@ -17,7 +18,7 @@ from conftest import await_phase
 from msgspec.structs import replace
 
 from workbench.commands import StartStore
-from workbench.events import RunResumed, StoreStarted
+from workbench.events import CheckpointSaved, RunResumed, StoreStarted
 from workbench.session import Job, Session
 from workbench.spec import JobSpec
 from workbench.state import CheckpointTier, JobPhase
@@ -240,6 +241,63 @@ def test_a_generation_after_another_on_one_agent_and_nothing_after_it(host: Agen
         assert "from no copy in memory is left\n" in later.says(job_id, "done 3")
         later.stop(job_id, restart_count=3)
         later.ended(job_id)
+
+
+TIERS = """
+    import sys, time
+    import torch
+    from workbench.training import Run
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step, batch in Run.current().steps(torch.ones(40, 2, 4), {"model": model, "optimizer": optimizer}):
+        if step == int(sys.argv[1]):
+            print("at", step, flush=True)
+            time.sleep(60)
+        optimizer.zero_grad()
+        model(batch).sum().backward()
+        optimizer.step()
+"""
+
+
+def _has_said(host: AgentHost, job_id: str, text: str, count: int) -> bool:
+    return host.shown(job_id).count(text) >= count
+
+
+def test_memory_is_gone_with_its_agent_and_the_disk_is_used(host: AgentHost, tmp_path: Path) -> None:
+    fields = {"checkpoint_every": 8, "checkpoint_dir": str(tmp_path / "checkpoints"), "snapshot_every": 1}
+    spec = replace(host.spec(TIERS, max_restarts=9, **fields), args=("13",))
+    job_id = host.start(spec)
+    for restart_count in (0, 1):
+        host.until(job_id, functools.partial(_has_said, host, job_id, "at 13", restart_count + 1))
+        host.until(job_id, lambda: [one for one in host.of(job_id, CheckpointSaved) if one.checkpoint.step == 8])
+        kill(host.started(job_id, restart_count + 1)[-1].pid)
+        host.ended(job_id, restart_count + 1)
+        if restart_count == 0:
+            host.start(spec, restart_count=1, job_id=job_id)
+    resumed = host.of(job_id, RunResumed)
+    assert [(one.tier, one.step, one.path) for one in resumed] == [(CheckpointTier.MEMORY, 13, "")]
+    host.agent.stop()
+    (tmp_path / "later").mkdir()
+    with agent_host(tmp_path / "later") as later:
+        later.start(spec, restart_count=2, job_id=job_id)
+        later.says(job_id, "at 13")
+        resumed = later.of(job_id, RunResumed)
+        assert [(one.tier, one.step) for one in resumed] == [(CheckpointTier.DISK, 8)]
+        later.stop(job_id, restart_count=2)
+        later.ended(job_id)
+
+
+def test_a_newer_checkpoint_on_disk_comes_before_memory(host: AgentHost, tmp_path: Path) -> None:
+    fields = {"checkpoint_every": 10, "checkpoint_dir": str(tmp_path / "checkpoints"), "snapshot_every": 4}
+    spec = replace(host.spec(TIERS, max_restarts=9, **fields), args=("11",))
+    job_id = host.start(spec)
+    host.says(job_id, "at 11")
+    host.until(job_id, lambda: [one for one in host.of(job_id, CheckpointSaved) if one.checkpoint.step == 10])
+    kill(host.started(job_id)[-1].pid)
+    host.ended(job_id)
+    host.start(spec, restart_count=1, job_id=job_id)
+    (resumed,) = host.until(job_id, lambda: host.of(job_id, RunResumed))
+    assert (resumed.tier, resumed.step) == (CheckpointTier.DISK, 10)  # in memory was step 8
 
 
 MOVE = """
