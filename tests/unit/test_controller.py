@@ -690,6 +690,11 @@ def test_replay_gives_the_state_again(story: Story) -> None:
             "RequestSlots StartStore StartRanks StopRanks(10) FailureDetected StopRanks(0) RecoveryStarted "
             "RequestSlots StartStore StartRanks RecoveryFinished",
         ),
+        (
+            "goes back before NaN",  # copies in the ranks' memory are newer, and have it
+            "RequestSlots StartStore StartRanks StopRanks(10) FailureDetected StopRanks(0) ForgetCopies "
+            "RecoveryStarted RequestSlots StartStore StartRanks RecoveryFinished",
+        ),
     ],
 )
 def test_commands(name: str, commands: str) -> None:
