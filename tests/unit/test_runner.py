@@ -69,6 +69,30 @@ def test_a_running_job_is_offered_slots_where_ranks_start_at_once() -> None:
     assert table.could_have("b", SPECS["a"]) == 3
 
 
+def test_no_slot_is_granted_on_a_host_that_may_be_cut_off_until_it_is_heard_of_again() -> None:
+    silent = {"w1"}
+    table = SlotTable(silent.__contains__)
+    hello = Hello(protocol=PROTOCOL, host="h", pid=1, slots=4)
+    table.join("w1", hello)
+    table.enqueue(RequestSlots(job_id="a"))
+    assert isinstance(_dispatch(table)["a"], Waiting)
+    silent.clear()
+    assert table.join("w1", hello), "this is news"
+    assert isinstance(_dispatch(table)["a"], Granted)
+    assert not table.join("w1", hello)
+
+
+def test_files_of_a_worker_that_is_gone_are_asked_for_on_its_host_first() -> None:
+    table = SlotTable()
+    assert table.near("w3", "g") is None
+    for worker, host in (("w1", "h"), ("w2", "g"), ("w3", "g")):
+        table.join(worker, Hello(protocol=PROTOCOL, host=host, pid=1, slots=1))
+    assert table.near("w3", "g") == "w3"
+    table.leave("w3")
+    assert table.near("w3", "g") == "w2"
+    assert table.near("w9", "elsewhere") == "w1"
+
+
 def test_what_can_never_run_leaves_the_queue() -> None:
     table = _table(2)
     table.enqueue(RequestSlots(job_id="a"))

@@ -85,7 +85,7 @@ class Runner:
 
     def __init__(self, pool: str, link: SchedulerLink, index: JobIndex) -> None:
         self._pool, self._link, self._index = pool, link, index
-        self._slots = SlotTable()
+        self._slots = SlotTable(link.may_be_cut_off)
         self._jobs: dict[str, LiveJob] = {}
         self._inbox: deque[tuple[str, Event]] = deque()
         self._busy = False
@@ -388,9 +388,9 @@ class Runner:
         return msgspec.Raw(await self._link.ask(self._worker_of(job, request.rank), "log", encode(request)))
 
     def _worker_of(self, job: LiveJob, rank: int) -> str:
-        """Who can read what that rank has written: it may be gone; on one machine any other sees the same files."""
-        placed = [p.worker for p in job.state.placements if p.rank == rank]
-        worker = next(iter([w for w in placed if w in self._slots.workers] or self._slots.workers), None)
+        """Who can read what that rank has written."""
+        where = next(((p.worker, p.host) for p in job.state.placements if p.rank == rank), ("", ""))
+        worker = self._slots.near(*where)
         if worker is None:
             raise PoolError("no worker is there to read the job's files", hint="start one with: %dtrain up")
         return worker
