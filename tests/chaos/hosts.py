@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -80,8 +81,9 @@ class Hosts:
 
     @contextlib.contextmanager
     def suspended(self) -> Iterator[None]:
-        """Every process of every host stands still meanwhile; they are woken in the order of their ids."""
-        pids = sorted(pid for host in range(self.net.hosts) for pid in self.net.pids(host))
+        """Every process of every host stands still meanwhile; they stop and wake in no particular order."""
+        pids = [pid for host in range(self.net.hosts) for pid in self.net.pids(host)]
+        random.shuffle(pids)
         try:
             for pid in pids:
                 _send(pid, signal.SIGSTOP)
