@@ -83,3 +83,24 @@ def test_an_ended_job_is_resumed_by_a_click_and_once(tab: Tab, launch: Launch) -
     tab.page.set_viewport_size({"width": 1280, "height": 1000})
     view.frame.wait_for_timeout(1500)
     tab.shot("resumed")
+
+
+def test_an_ended_job_goes_on_from_the_checkpoint_that_is_pressed(tab: Tab, launch: Launch) -> None:
+    job = launch("saved.py", 500, checkpoint_every=10, checkpoint_keep=5)
+    wait_for(lambda: len(job.view().checkpoints) > 2, "checkpoints", 60)
+    view = tab.go_live(job.job_id)
+    view.click("Cancel")
+    view.click("Yes, cancel it")
+    wait_for(lambda: view.phase() == "STOPPED", "the page says so")
+    older = view.frame.get_by_role("button", name="resume from step").nth(1)
+    step = int("".join(filter(str.isdigit, older.get_attribute("aria-label", timeout=20_000) or "")))
+    tab.page.set_viewport_size({"width": 1280, "height": 1000})
+    tab.shot("checkpoints")
+    older.dblclick(timeout=10_000)
+    wait_for(lambda: len(job.timeline.attempts) == 2 and job.timeline.attempts[-1].began_at, "it steps again", 60)
+    attempt = job.timeline.attempts[-1]
+    assert attempt.resumed_step == step and f"from step {step}" in attempt.decision
+    assert sum("resume from" in mark.title for mark in job.timeline.marks) == 1
+    wait_for(lambda: view.phase() == "HEALTHY", "the page says so")
+    view.frame.wait_for_timeout(1500)
+    tab.shot("checkpoints-resumed")
