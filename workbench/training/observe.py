@@ -284,7 +284,6 @@ class Observer:
         self._evaluating = self._evaluating if evaluating is None else evaluating
         self._expected = self._expected if expected is None else expected
         self.is_unusual = bool(self._evaluating or self._expected)
-        self.is_plain = self.is_plain and not self.is_unusual  # its end has something to take back
         self.is_plain = False
         self.box.patience(self._evaluating, self._expected)
 
