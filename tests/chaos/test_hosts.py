@@ -16,18 +16,18 @@ import pytest
 
 from tests.chaos import netlab
 from tests.chaos.hosts import Hosts, cluster, until
-from workbench.events import FailureDetected, RecoveryStarted
+from workbench.events import FailureDetected, RecoveryStarted, RunResumed
 from workbench.session import Job, Session
 from workbench.state import JobPhase
 
 pytestmark = pytest.mark.skipif(bool(netlab.missing()), reason=netlab.missing() or "possible")
 
-# A job of its own making: it notes its steps in a file, and saves when it is asked to, by saying so.
+# Notes its steps in a file; another one ends it.
 TRAIN = """
 import os, sys, threading, time
 from pathlib import Path
 import torch, torch.distributed as dist
-from workbench.training.control import Control
+from workbench.training import Run
 
 folder, generation, rank = Path(sys.argv[1]), os.environ["TORCHELASTIC_RESTART_COUNT"], int(os.environ["RANK"])
 (folder / f"born-{generation}-{rank}").touch()
@@ -38,32 +38,24 @@ def live():
         time.sleep(0.01)
 
 threading.Thread(target=live, daemon=True).start()
-asked = threading.Event()
-Control.current.on("checkpoint", lambda *_: asked.set())
 dist.init_process_group("gloo")
-counted = folder / "steps"
-steps = int(counted.read_text()) if counted.exists() else 0
 print("generation", generation, "world", dist.get_world_size(), "on", os.environ.get("GLOO_SOCKET_IFNAME"), flush=True)
 parameter = torch.nn.Parameter(torch.ones(100))
 optimizer = torch.optim.SGD([parameter], lr=0.01)
-while True:
-    wishes = torch.tensor([(folder / "end").exists(), asked.is_set()], dtype=torch.float)
-    dist.broadcast(wishes, 0)
-    if wishes[0]:
+module = torch.nn.ParameterList([parameter])
+loader = torch.utils.data.DataLoader(range(100_000))
+for step, _ in Run.current().steps(loader, {"module": module, "optimizer": optimizer}):
+    is_over = torch.tensor(float((folder / "end").exists()))
+    dist.broadcast(is_over, 0)
+    if is_over:
         break
     parameter.square().sum().backward()
     dist.all_reduce(parameter.grad)
     optimizer.step()
     optimizer.zero_grad()
-    steps += 1
     if rank == 0:
-        (folder / "steps.new").write_text(str(steps))
-        (folder / "steps.new").replace(counted)
-        if wishes[1]:
-            saved = {"step": steps, "path": str(counted), "world_size": dist.get_world_size(), "saved_at": time.time()}
-            Control.current.fact("CheckpointSaved", checkpoint=saved)
-    if wishes[1]:
-        asked.clear()
+        (folder / "steps.new").write_text(str(step))
+        (folder / "steps.new").replace(folder / "steps")
     time.sleep(0.01)
 dist.barrier()
 dist.destroy_process_group()
@@ -119,7 +111,8 @@ class Training:
 
     def __init__(self, session: Session, folder: Path, **options: object) -> None:
         self.folder = folder
-        wishes = {"nnodes": 2, "nproc_per_node": 1, "max_restarts": 3, **options}
+        saving = {"checkpoint_every": 10, "checkpoint_dir": str(folder / "checkpoints")}
+        wishes = {"nnodes": 2, "nproc_per_node": 1, "max_restarts": 3, **saving, **options}
         self.job: Job = session.launch(source=TRAIN, args=[folder], **wishes)
 
     @property
@@ -150,6 +143,11 @@ class Training:
     def gets_on(self, steps: int) -> None:
         goal = self.steps + steps
         until(lambda: self.steps >= goal, "steps")
+
+    def saves(self) -> None:
+        """Wait for one more checkpoint."""
+        known = self.job.state.checkpoints
+        until(lambda: self.job.state.checkpoints != known, "checkpoint")
 
     def born(self, generation: int, rank: int) -> float:
         return (self.folder / f"born-{generation}-{rank}").stat().st_mtime
@@ -182,6 +180,7 @@ def test_lost_hosts_are_named_and_replaced_or_done_without_until_they_come_back(
     training.trains(0)
     for generation, ranks in ((1, 2), (2, 1)):  # another host takes its place; then there is none
         rank, host = training.victim()
+        training.saves()
         hosts.kill(host)
         training.trains(generation, ranks)
         assert host not in training.hosts()
@@ -191,6 +190,8 @@ def test_lost_hosts_are_named_and_replaced_or_done_without_until_they_come_back(
         hosts.start_worker(host)
     training.trains(3, 2)
     assert "grows to 2 ranks" in _reasons(training.job)
+    resumed = {e.restart_count: e.step for e in training.job.events() if isinstance(e, RunResumed)}
+    assert 0 < resumed[1] < resumed[2] < resumed[3], "each generation went on where the one before had got to"
     training.end()
     until(lambda: session.pool_status().free == 3, "the other host")
 
