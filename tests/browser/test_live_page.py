@@ -169,3 +169,19 @@ def test_a_lost_pool_is_told_and_found_again(tab: Tab, home: Path) -> None:
     finally:
         session.close()
         stop_pool("other")
+
+
+def test_a_failure_and_its_recovery_are_news(tab: Tab, launch: Launch) -> None:
+    job = launch("steady.py", 60, max_restarts=2)
+    await_steps(job)
+    view = tab.go_live(job.job_id)
+    title = view.frame.title()
+    assert "failed" not in title
+    job.inject("kill", 1)
+    view.frame.get_by_text(f"{job.job_id} recovered: restart 1, after: rank 1 killed by SIGKILL").wait_for(
+        timeout=20_000
+    )
+    assert view.frame.title() == f"{job.job_id} recovered · {title}"
+    tab.shot("notice")
+    view.click("Dismiss")
+    assert view.frame.title() == title

@@ -87,7 +87,7 @@ def test_a_change_is_drawn_by_every_panel() -> None:
     assert "HEALTHY" in page.markup("header") and "<table" in page.markup("ranks")
     assert 'data-do="cancel" class="danger"' in page.markup("controls")
     assert set(page.dashboard.roots) == {
-        "header", "controls", "ranks", "timeline", "checkpoints", "throughput", "logs", "frame"
+        "header", "controls", "ranks", "timeline", "checkpoints", "throughput", "logs", "frame", "notices"
     }  # fmt: skip
 
 

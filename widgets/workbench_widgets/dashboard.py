@@ -14,6 +14,7 @@ import panel as pn
 
 from workbench.views.acts import Act
 from workbench_widgets.live import Frame
+from workbench_widgets.notices import Notices
 from workbench_widgets.pacer import Pacer
 from workbench_widgets.panels.checkpoints import Checkpoints
 from workbench_widgets.panels.controls import Controls
@@ -38,6 +39,7 @@ class Dashboard:
         self._header, self._ranks, self._throughput = Header(source.job_id), Ranks(), Throughput(theme)
         self._logs, self._controls = Logs(self._filtered), Controls(self._act)
         self._lanes, self._checkpoints = Lanes(theme), Checkpoints(self._controls.begin)
+        self._notices = Notices()
         self.pacer = Pacer(self.draw, later, now)
         self.frame = Frame(self.pacer.shown, self._paint)
         self._end = source.subscribe(lambda: later(0.0, self.pacer.want))  # before the first look: nothing is missed
@@ -47,7 +49,8 @@ class Dashboard:
     def roots(self) -> dict[str, Any]:
         """What the page places, by the names that its template uses."""
         panels = (
-            self._header, self._controls, self._ranks, self._lanes, self._checkpoints, self._throughput, self._logs
+            self._header, self._controls, self._ranks, self._lanes, self._checkpoints, self._throughput, self._logs,
+            self._notices,
         )  # fmt: skip
         return {str(panel.root.name): panel.root for panel in panels} | {"frame": self.frame}
 
@@ -62,6 +65,7 @@ class Dashboard:
                 self._throughput.update(picture.view)
                 self._lanes.update(picture.view)
                 self._checkpoints.update(picture.view)
+                self._notices.update(picture.view)
             self._draw_logs(picture.view.world_size if picture.view else 0)
             self.frame.pulse += 1
 

@@ -56,6 +56,7 @@ BODY
 """
 TALLEST: Final = 720  # px that the frame in a notebook grows to; more is scrolled
 JOB_BODY: Final = """
+{{ embed(roots.notices) }}
 <div class="top"><div>{{ embed(roots.header) }}</div><div data-acts>{{ embed(roots.controls) }}</div></div>
 <section aria-label="Ranks">{{ embed(roots.ranks) }}</section>
 <section aria-label="Failures and recoveries">{{ embed(roots.timeline) }}</section>

@@ -134,6 +134,8 @@ VERBS: Final[tuple[Verb, ...]] = (
         "launch", "start a job: a script, a module, or ranks that wait for cells", launch.launch,
         operands=(Operand("SCRIPT", "the program, as in python SCRIPT", offers="script"),),
         options=LAUNCH_OPTIONS, takes_program=True,
+        notes="With DTRAIN_NOTIFY in the environment, a command or an http(s) address, failures, recoveries and ends "
+        "are told there as JSON; it is kept in no record, as it may hold a secret.",
         examples=(
             "launch train.py --nproc-per-node 4 -- --lr 0.1",
             "launch -n 4 train.py --lr 0.1",
