@@ -62,7 +62,9 @@ def main() -> int:
     os.environ["DTRAIN_HOME"] = str(HOME)
     if dtrain("up", "--slots", "2"):
         return 1
-    words = ("launch", "notebooks/digits_reported.py", "--nproc-per-node", "2", "--max-restarts", "3", "--wait")
+    # scikit-learn takes seconds to import: once, in the process that ranks are forked from, also when they restart.
+    words = ("launch", "notebooks/digits_reported.py", "--nproc-per-node", "2", "--max-restarts", "3")
+    words += ("--preload", "sklearn.datasets,sklearn.model_selection", "--wait")
     print(f"\n$ dtrain {' '.join(words)}", flush=True)
     with Session(start=False) as session, subprocess.Popen([*DTRAIN, *words], cwd=TREE) as watcher:
         job = newest(session, watcher)
