@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from workbench.errors import WorkbenchError
+    from workbench.feed import JobSummary
     from workbench.magics import load_ipython_extension, unload_ipython_extension
     from workbench.session import Job, Session
     from workbench.spec import JobSpec
@@ -21,6 +22,7 @@ _HOMES = {
     "Job": "workbench.session",
     "JobPhase": "workbench.state",
     "JobSpec": "workbench.spec",
+    "JobSummary": "workbench.feed",
     "RankPhase": "workbench.state",
     "Session": "workbench.session",
     "WorkbenchError": "workbench.errors",
@@ -32,6 +34,7 @@ __all__ = [
     "Job",
     "JobPhase",
     "JobSpec",
+    "JobSummary",
     "RankPhase",
     "Session",
     "WorkbenchError",

@@ -25,9 +25,17 @@ class JobSummary(msgspec.Struct, frozen=True, kw_only=True):
     step: int = 0
     throughput: float = 0.0
     restart_count: int = 0
+    progress: tuple[int, int] | None = None  # (steps done, steps in all) of the rank behind, where the ranks said so
 
     @classmethod
-    def of(cls, state: JobState, *, step: int = 0, throughput: float = 0.0) -> JobSummary:
+    def of(
+        cls,
+        state: JobState,
+        *,
+        step: int = 0,
+        throughput: float = 0.0,
+        progress: tuple[int, int] | None = None,
+    ) -> JobSummary:
         """The line of a job in this state."""
         return cls(
             job_id=state.job_id,
@@ -40,6 +48,7 @@ class JobSummary(msgspec.Struct, frozen=True, kw_only=True):
             step=step,
             throughput=throughput,
             restart_count=state.restart_count,
+            progress=progress,
         )
 
 

@@ -17,11 +17,18 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ListJobs(msgspec.Struct, frozen=True, kw_only=True):
-    """`jobs`: newest first, answered with `list[JobSummary]`."""
+    """`jobs`: newest first, answered with `list[JobSummary]`. `search`: a part of the id, capitals or not."""
 
     limit: int = 50
     offset: int = 0
     phase: JobPhase | None = None
+    search: str = ""
+
+
+class CountJobs(msgspec.Struct, frozen=True, kw_only=True):
+    """`job_counts`: answered with `dict[str, int]`, how many jobs are in which phase."""
+
+    search: str = ""
 
 
 class ListIds(msgspec.Struct, frozen=True, kw_only=True):

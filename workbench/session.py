@@ -176,9 +176,16 @@ class Session:
         """A job by its id or an unambiguous beginning of it, running or ended. Raises `UnknownJobError`."""
         return Job(self, self.ask("resolve", job_id, str))
 
-    def jobs(self, limit: int = 50, offset: int = 0, phase: JobPhase | None = None) -> list[JobSummary]:
-        """Jobs, newest first."""
-        return self.ask("jobs", rq.ListJobs(limit=limit, offset=offset, phase=phase), list[JobSummary])
+    def jobs(
+        self, limit: int = 50, offset: int = 0, phase: JobPhase | None = None, search: str = ""
+    ) -> list[JobSummary]:
+        """Jobs, newest first; `search`: those whose id holds it."""
+        request = rq.ListJobs(limit=limit, offset=offset, phase=phase, search=search)
+        return self.ask("jobs", request, list[JobSummary])
+
+    def job_counts(self, search: str = "") -> dict[str, int]:
+        """How many jobs are in each phase, by its name."""
+        return self.ask("job_counts", rq.CountJobs(search=search), dict[str, int])
 
     def job_ids(self, prefix: str = "", limit: int = 200) -> list[str]:
         """Ids that begin with `prefix`, newest first."""

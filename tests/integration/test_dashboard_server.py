@@ -19,6 +19,9 @@ from pathlib import Path
 import psutil
 import pytest
 from workbench_widgets.address import socket_path
+from workbench_widgets.tab import Tab, TabError, open_tab
+
+from workbench.pool import local
 
 pytest.importorskip("panel")
 
@@ -113,6 +116,137 @@ def test_jupyters_cookies_are_not_kept_in_the_page(path: Path) -> None:
     for token in tokens:
         payload = urlsafe_b64decode(token + "=" * (-len(token) % 4)).decode(errors="replace")
         assert "secret" not in payload and "username-localhost" not in payload
+
+
+# --- ports ---
+
+
+@pytest.fixture(scope="module")
+def tab(server: subprocess.Popen[bytes], home: Path) -> Tab:
+    return open_tab(home)
+
+
+def by_port(tab: Tab, address: str, **headers: str) -> tuple[int, dict[str, str], str]:
+    connection = http.client.HTTPConnection("127.0.0.1", tab.port, timeout=20)
+    try:
+        connection.request("GET", address, headers=headers)
+        answer = connection.getresponse()
+        return answer.status, dict(answer.headers), answer.read().decode()
+    finally:
+        connection.close()
+
+
+def cookie_of(tab: Tab, link: str) -> str:
+    _, _, address = link.partition(str(tab.port))
+    status, headers, _ = by_port(tab, address)
+    assert status == 303 and tab.act not in headers["Location"] and headers["Cache-Control"] == "no-store"
+    return headers["Set-Cookie"].partition(";")[0]
+
+
+def test_a_port_is_loopbacks_alone_and_one_does_for_all(tab: Tab, server: subprocess.Popen[bytes], home: Path) -> None:
+    assert open_tab(home)[:3] == tab[:3]
+    listening = [c for c in psutil.Process(server.pid).net_connections() if c.status == psutil.CONN_LISTEN]
+    assert [(c.laddr.ip, c.laddr.port) for c in listening] == [("127.0.0.1", tab.port)]
+    assert stat.S_IMODE((home / "dashboard" / "tab.json").stat().st_mode) == 0o600
+
+
+def test_a_port_shows_pages_to_who_has_a_link(tab: Tab) -> None:
+    assert by_port(tab, "/healthz")[0] == 403
+    cookie = cookie_of(tab, tab.link())
+    status, headers, body = by_port(tab, "/", Cookie=cookie)
+    assert status == 200 and "frame-ancestors 'self'" in headers["Content-Security-Policy"]
+    assert tab.act not in body and tab.look not in body
+    assert json.loads(by_port(tab, "/healthz", Cookie=cookie)[2])["status"] == "ok"
+    assert by_port(tab, "/healthz", Cookie=cookie, Host="evil.example")[0] == 403
+    assert by_port(tab, "/gate", Cookie=cookie)[0] == 404
+
+
+def test_a_ticket_is_good_once(tab: Tab, home: Path) -> None:
+    made = open_tab(home)
+    cookie_of(made, made.link(once=True))
+    assert by_port(made, f"/?token={made.ticket}")[0] == 403
+
+
+def test_what_a_page_may_is_in_its_signed_token(tab: Tab) -> None:
+    cookie = cookie_of(tab, tab.link(read_only=True))
+    _, _, body = by_port(tab, "/look/job?id=x", Cookie=cookie, **{"Dtrain-Rights": "act"})
+    (token,) = re.findall(r'"token":"([^"]+)', body)
+    payload, dot, signature = token.partition(".")
+    assert dot and signature
+    told = urlsafe_b64decode(payload + "=" * (-len(payload) % 4)).decode(errors="replace")
+    assert "dtrain-look" not in told
+
+
+def test_tokens_are_for_processes_of_this_machine_alone(path: Path) -> None:
+    connection = Connection(path)
+    for name in ("X-Forwarded-For", "X-ProxyContextPath", "Dtrain-Rights"):
+        connection.request("POST", "/gate", '{"port": 0}', {name: "x"})
+        answer = connection.getresponse()
+        assert answer.status == 403 and "act" not in json.loads(answer.read())
+    connection.close()
+
+
+def test_a_port_that_is_taken_is_told(home: Path, server: subprocess.Popen[bytes]) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        with pytest.raises(TabError, match=f"port {other.getsockname()[1]} cannot be had: Address already in use"):
+            open_tab(home, other.getsockname()[1])
+
+
+def test_a_server_that_is_started_again_opens_the_same_port(tmp_path: Path) -> None:
+    processes = [start(tmp_path)]
+    try:
+        first = open_tab(tmp_path)
+        processes[0].kill()
+        processes[0].wait(20)
+        processes.append(start(tmp_path))
+        await_socket(socket_path(tmp_path), processes[1])
+        assert open_tab(tmp_path)[:3] == first[:3]
+        assert by_port(first, "/healthz", Cookie=cookie_of(first, first.link()))[0] == 200
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait(20)
+        socket_path(tmp_path).unlink(missing_ok=True)
+        socket_path(tmp_path).with_suffix(".lock").unlink(missing_ok=True)
+
+
+def test_down_leaves_neither_port_nor_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DTRAIN_HOME", str(tmp_path))
+    local.start_dashboard()
+    try:
+        made = open_tab(tmp_path)
+    finally:
+        local.stop_dashboard_if_unused()
+    assert [path.name for path in (tmp_path / "dashboard").iterdir() if path.suffix == ".json"] == []
+    with pytest.raises(ConnectionRefusedError):
+        by_port(made, "/")
+
+
+def test_no_token_reaches_the_log(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    with log.open("wb") as file:
+        argv = [sys.executable, "-m", "workbench_widgets.server", "--home", str(tmp_path)]
+        process = subprocess.Popen(argv, cwd="/", stdout=file, stderr=file)
+    try:
+        made = open_tab(tmp_path)
+        cookie = cookie_of(made, made.link())
+        by_port(made, f"/no-such-page?token={made.act}", Cookie=cookie)
+        by_port(made, "/no-such-page", Cookie=cookie)
+        by_port(made, f"/?token={made.look}", Cookie=cookie)
+        get(socket_path(tmp_path), "/no-such-page?token=of-jupyter&x=1")
+    finally:
+        process.terminate()
+        process.wait(20)
+    told = log.read_text()
+    assert "/no-such-page?token=…&x=1" in told
+    assert not any(secret in told for secret in (made.act, made.look, made.ticket, "of-jupyter"))
+
+
+def test_people_write_a_jobs_address_as_a_path(path: Path) -> None:
+    status, headers, _ = get(path, "/job/digits-1?rank=2&step=410")
+    assert status == 302 and headers["Location"] == "../job?id=digits-1&rank=2&step=410"
 
 
 def test_an_unknown_address_is_404(path: Path) -> None:

@@ -36,6 +36,10 @@ def test_newest_first_with_filters(path: Path) -> None:
         assert [s.job_id for s in index.list(phase=JobPhase.FAILED)] == ["a-3"]
         assert [s.job_id for s in index.list(unfinished=True, pool="default")] == ["b-2"]
         assert [s.job_id for s in index.list(prefix="a-")] == ["a-3", "a-1"]
+        assert [s.job_id for s in index.list(search="A-")] == ["a-3", "a-1"]
+        assert [s.job_id for s in index.list(search="%")] == []
+        assert index.counts() == {"SUCCEEDED": 1, "HEALTHY": 1, "FAILED": 1}
+        assert index.counts("-3") == {"FAILED": 1}
         assert index.ids() == ["b-2", "a-3", "a-1"]
         assert index.ids("a", limit=1) == ["a-3"]
 
@@ -80,6 +84,8 @@ def test_ten_thousand_jobs_are_listed_at_once(path: Path) -> None:
             before = time.perf_counter()
             assert index.list(limit=50)[0].job_id == "last-1"
             assert len(index.ids("job-09", limit=200)) == 200
+            assert index.list(search="B-0999", limit=50)[0].job_id == "job-09998"
+            assert sum(index.counts("job").values()) == 9_999
             took.append(time.perf_counter() - before)
         assert min(took) < 0.05
         assert index.list(limit=50, offset=9_990)[-1].job_id == "job-00000"

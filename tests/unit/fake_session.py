@@ -253,11 +253,13 @@ class FakeSession:
             raise UnknownJobError(f"no job {job_id!r} in pool default", hint=f"did you mean one of: {list(self.known)}")
         return self.known[found[0]]
 
-    def jobs(self, limit: int = 50, offset: int = 0, phase: JobPhase | None = None) -> list[JobSummary]:
+    def jobs(
+        self, limit: int = 50, offset: int = 0, phase: JobPhase | None = None, search: str = ""
+    ) -> list[JobSummary]:
         lines = [
             JobSummary(job_id=k, label=k, phase=j.phase, reason="", world_size=2, submitted_at=0.0)
             for k, j in self.known.items()
-            if phase in (None, j.phase)
+            if phase in (None, j.phase) and search.lower() in k.lower()
         ]
         return lines[offset : offset + limit]
 

@@ -21,6 +21,21 @@ def do(context: Any, line: str) -> Any:
     return run(context, line.split())
 
 
+# --- dashboard --------------------------------------------------------------------------------------------------------
+
+
+def test_a_notebook_shows_the_pages_in_the_cell_and_no_link() -> None:
+    context = context_of(FakeSession("a-1", running=["b-1"]))
+    shown = do(context, "dashboard").value._repr_mimebundle_()
+    assert "dtrain-job" in shown["text/html"] and "a-1" in shown["text/html"] and "b-1" in shown["text/plain"]
+    assert do(context, "dashboard b-1").value.job_id == "b-1"
+    for options in ("--read-only", "--no-browser", "--port 8080"):
+        with pytest.raises(UsageError, match="in the cell"):
+            do(context, f"dashboard {options}")
+    with pytest.raises(UsageError, match="pools of this machine"):
+        do(context_of(FakeSession("a-1")), "dashboard --address tls://h:1")
+
+
 # --- which pool, which job --------------------------------------------------------------------------------------------
 
 

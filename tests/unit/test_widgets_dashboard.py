@@ -12,7 +12,7 @@ from workbench_widgets import pools as pools_module
 from workbench_widgets.dashboard import Dashboard
 from workbench_widgets.overview import listing_of
 from workbench_widgets.pools import Pools
-from workbench_widgets.source import Filter, LogTail, Picture
+from workbench_widgets.source import Choice, Filter, LogTail, Picture
 
 from workbench import WorkbenchError
 from workbench.feed import JobSummary, PoolStatus
@@ -131,6 +131,30 @@ def test_a_closed_page_lets_go_of_its_source() -> None:
     assert page.dashboard.frame.pulse == before
 
 
+def test_a_page_that_may_only_look_asks_nothing_of_the_job() -> None:
+    source = FakeSource()
+    source.picture = Picture(view_of(update()))
+    page = Dashboard(source, "light", lambda seconds, call: None, may_act=False)
+    page._act(Act("stacks"))
+    page._checkpoints._on_act(Act("resume"))
+    page._controls._pressed("stacks", "")
+    assert source.acts == []
+
+
+def test_a_rank_is_pointed_at_everywhere_and_in_the_address() -> None:
+    source = FakeSource()
+    source.picture = Picture(view_of(update()))
+    page = Dashboard(source, "light", lambda seconds, call: None, choice=Choice(rank=1, step=410))
+    assert page.frame.where == "rank=1&step=410"
+    assert source.asked[-1].ranks == (1,)
+    assert 'class="chosen"' in page.roots["ranks"].markup
+    page._pointed("rank", "1")
+    assert page.choice == Choice(step=410) and page.frame.where == "step=410"
+    page._pointed("rank", "rm -rf")
+    page._pointed("rank", "0")
+    assert page.choice == Choice(0, 410)
+
+
 # --- pools ---
 
 
@@ -154,7 +178,10 @@ class FakeSession:
             raise WorkbenchError(f"no job {job_id}")
         return self.name, job_id
 
-    def jobs(self, limit: int) -> list[JobSummary]:
+    def job_counts(self, search: str) -> dict[str, int]:
+        return {"HEALTHY": 2, "FAILED": 1}
+
+    def jobs(self, limit: int, offset: int, phase: JobPhase | None, search: str) -> list[JobSummary]:
         def line(job_id: str, number: int) -> JobSummary:
             step = 7 if job_id in self.running[self.name] else 0
             return JobSummary(
@@ -203,6 +230,6 @@ def test_a_forgotten_session_is_made_anew(pools: Pools) -> None:
 def test_the_listing_takes_each_job_from_its_pool(pools: Pools) -> None:
     listing = listing_of(pools)
     assert listing.jobs is not None
-    cells = {column.title: column.cells for column in listing.jobs.columns}
-    assert dict(zip(cells["job"], cells["step"], strict=True)) == {"old-1": "–", "b-1": "7", "a-1": "7"}
+    assert {job.job_id: job.step for job in listing.jobs} == {"old-1": 0, "b-1": 7, "a-1": 7}
+    assert listing.total(None) == 3 and listing.total(JobPhase.HEALTHY) == 2
     assert listing.pools[0].startswith("pool a · 2 slots") and "gone does not run" in listing.pools[2]

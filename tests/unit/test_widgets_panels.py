@@ -9,10 +9,12 @@ from html.parser import HTMLParser
 import pytest
 from msgspec.structs import replace
 from test_views_job import beat, history, state, update, view_of
-from workbench_widgets.overview import Listing
+from workbench_widgets.overview import ALL as ALL_JOBS
+from workbench_widgets.overview import MOST as JOBS_SHOWN
+from workbench_widgets.overview import Listing, Query
+from workbench_widgets.panels import jobs as jobs_panel
 from workbench_widgets.panels.controls import Controls, controls_html
 from workbench_widgets.panels.header import header_html
-from workbench_widgets.panels.jobs import jobs_html
 from workbench_widgets.panels.logs import MOST, Logs, bar_html, lines_html
 from workbench_widgets.panels.ranks import EMPTY, ranks_html
 from workbench_widgets.panels.throughput import ALL, Throughput, as_table_html, head_html, lines_of, summary
@@ -22,7 +24,6 @@ from workbench.feed import JobSummary
 from workbench.state import Failure, FailureKind, JobPhase
 from workbench.views.acts import Act
 from workbench.views.logs import Level, LogLine
-from workbench.views.table import jobs_table
 
 EVIL = "<img src=x onerror=alert(1)>\"'&"
 
@@ -65,20 +66,34 @@ def failed(reason: str, traceback: str = "") -> Failure:
     return Failure(kind=FailureKind.EXCEPTION, rank=1, reason=reason, time=1.0, traceback=traceback, step=3)
 
 
+def listed(job_id: str, **changes: object) -> JobSummary:
+    made = JobSummary(job_id=job_id, label="d", phase=JobPhase.HEALTHY, reason="", world_size=2, submitted_at=1.0)
+    return replace(made, **changes)
+
+
+def jobs_html(listing: Listing, query: Query = ALL_JOBS) -> str:
+    """All of the page of jobs."""
+    return (
+        jobs_panel.head_html(listing)
+        + jobs_panel.bar_html(listing, query)
+        + jobs_panel.list_html(listing, query, "dark")
+    )
+
+
 # --- nothing of a job can become markup ---
 
 
 def test_what_comes_from_a_job_is_text() -> None:
     bad = state(phase=JobPhase.FAILED, reason=EVIL, job_id=EVIL, failure=failed(EVIL, EVIL))
     view = view_of(update(state=bad, beats=(beat(0, activity="COLLECTIVE", collective=EVIL), beat(1))))
-    jobs = jobs_table([JobSummary(job_id=EVIL, label=EVIL, phase=JobPhase.FAILED, reason=EVIL, world_size=1, submitted_at=0.0)])  # fmt: skip  # noqa: E501
+    jobs = (listed(EVIL, phase=JobPhase.FAILED, reason=EVIL),)
     for html in (
         header_html(EVIL, Picture()),
         header_html(EVIL, Picture(view, EVIL)),
         ranks_html(view),
         controls_html(view, f"{EVIL}\n\n{EVIL}", is_asking=False),
         lines_html(LogTail((line(EVIL),), EVIL), Filter()),
-        jobs_html(Listing((EVIL,), jobs), "dark"),
+        jobs_html(Listing((EVIL,), jobs)),
     ):
         read = Reader(html)
         assert read.of("img") == [] and not any("onerror" in name for _, attrs in read.tags for name in attrs)
@@ -279,13 +294,51 @@ def test_a_button_that_cannot_says_why() -> None:
 
 
 def test_jobs_link_to_their_pages() -> None:
-    one = JobSummary(job_id="digits-1", label="d", phase=JobPhase.HEALTHY, reason="", world_size=2, submitted_at=1.0)
-    read = Reader(jobs_html(Listing(("pool default · 2 slots",), jobs_table([one])), "dark"))
+    read = Reader(jobs_html(Listing(("pool default · 2 slots",), (listed("digits-1"),))))
     assert [a["href"] for a in read.of("a")] == ["job?id=digits-1&theme=dark"]
     assert "pool default" in read.text
 
 
 def test_no_jobs_and_no_pool() -> None:
-    assert "asking the pools" in jobs_html(Listing(), "light")
-    text = jobs_html(Listing((), jobs_table([])), "light")
+    assert "asking the pools" in jobs_html(Listing())
+    text = jobs_html(Listing((), ()))
     assert "%dtrain up" in text and "%dtrain launch" in text
+    assert "No job is like that" in jobs_html(Listing((), ()), Query(search="x"))
+
+
+def test_progress_is_a_bar_and_a_number() -> None:
+    html = jobs_html(Listing((), (listed("a-1", progress=(41, 100)),)))
+    assert "width:41.0%" in html and "41 %" in Reader(html).text and "41 of 100 steps" in html
+
+
+def test_a_reader_searches_filters_and_turns_pages() -> None:
+    asked: list[Query] = []
+    jobs = jobs_panel.Jobs("light", lambda: asked.append(jobs.query))
+    many = tuple(listed(f"a-{k}") for k in range(JOBS_SHOWN))
+    jobs.update(Listing((), many, (("FAILED", 3), ("HEALTHY", 9_997))))
+    assert "1–50 of 10,000" in jobs._list.markup and "FAILED (3)" in jobs._bar.markup
+    jobs._turned("older", "")
+    jobs._chosen("search", " Digits ")
+    jobs._chosen("search", "Digits")  # nothing new
+    jobs._chosen("phase", "FAILED")
+    jobs._chosen("phase", "no such phase")
+    assert asked == [
+        Query(offset=JOBS_SHOWN), Query(search="Digits"), Query(JobPhase.FAILED, "Digits"), Query(search="Digits")
+    ]  # fmt: skip
+    jobs._turned("newer", "")
+    assert jobs.query.offset == 0
+
+
+def test_a_rank_is_chosen_with_a_button_and_its_row_is_marked() -> None:
+    read = Reader(ranks_html(view_of(update()), chosen=1))
+    assert [b["aria-pressed"] for b in read.of("button")] == ["false", "true"]
+    assert sum("chosen" in (row.get("class") or "") for row in read.of("tr")) == 1
+
+
+def test_a_link_that_only_looks_has_no_button_and_does_nothing() -> None:
+    acts: list[Act] = []
+    controls = Controls(acts.append, may_act=False)
+    controls.update(view_of(update()))
+    assert "<button" not in controls.root.markup and "only to look at" in controls.root.markup
+    controls._pressed("stacks", "")
+    assert acts == [] and "this link is for looking only" in controls.root.markup

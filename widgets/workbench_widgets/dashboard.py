@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from typing import Any, Final
+from urllib.parse import urlencode
 
 import panel as pn
 
@@ -23,7 +24,7 @@ from workbench_widgets.panels.logs import MOST, Logs
 from workbench_widgets.panels.ranks import Ranks
 from workbench_widgets.panels.throughput import Throughput
 from workbench_widgets.panels.timeline import Lanes
-from workbench_widgets.source import Source
+from workbench_widgets.source import NO_CHOICE, Choice, Source
 
 LOG_EVERY: Final = 0.5  # s between two flushes of log lines
 BY: Final = "the live page"
@@ -33,16 +34,27 @@ Later = Callable[[float, Callable[[], None]], object]
 class Dashboard:
     """`later(seconds, call)` runs `call` on the page's event loop and may be used from any thread."""
 
-    def __init__(self, source: Source, theme: str, later: Later, now: Callable[[], float] = time.monotonic) -> None:
-        self._source, self._later, self._now = source, later, now
+    def __init__(
+        self,
+        source: Source,
+        theme: str,
+        later: Later,
+        now: Callable[[], float] = time.monotonic,
+        *,
+        may_act: bool = True,
+        choice: Choice = NO_CHOICE,
+    ) -> None:
+        self._source, self._later, self._now, self._may_act = source, later, now, may_act
+        self.choice = NO_CHOICE
         self._log_version, self._log_at, self._is_log_planned = -1, float("-inf"), False
-        self._header, self._ranks, self._throughput = Header(source.job_id), Ranks(), Throughput(theme)
-        self._logs, self._controls = Logs(self._filtered), Controls(self._act)
+        self._header, self._ranks, self._throughput = Header(source.job_id), Ranks(self._pointed), Throughput(theme)
+        self._logs, self._controls = Logs(self._filtered), Controls(self._act, may_act=may_act)
         self._lanes, self._checkpoints = Lanes(theme), Checkpoints(self._controls.begin)
         self._notices = Notices()
         self.pacer = Pacer(self.draw, later, now)
         self.frame = Frame(self.pacer.shown, self._paint)
         self._end = source.subscribe(lambda: later(0.0, self.pacer.want))  # before the first look: nothing is missed
+        self.choose(choice)
         self.draw()
 
     @property
@@ -68,6 +80,19 @@ class Dashboard:
                 self._notices.update(picture.view)
             self._draw_logs(picture.view.world_size if picture.view else 0)
             self.frame.pulse += 1
+
+    def choose(self, choice: Choice) -> None:
+        """Point at a rank or a step in all panels, and in the page's address."""
+        if choice == self.choice:
+            return
+        if choice.rank != self.choice.rank:
+            self._logs.choose(choice.rank)
+            self._filtered()
+        self.choice = choice
+        for panel in (self._ranks, self._throughput):
+            panel.choose(choice)
+        self.frame.where = urlencode({name: value for name, value in choice._asdict().items() if value is not None})
+        self.pacer.want()
 
     def close(self) -> None:
         """The page is gone: nothing draws, and the source has one reader less."""
@@ -99,7 +124,16 @@ class Dashboard:
         self._throughput.paint(theme)
         self._lanes.paint(theme)
 
+    def _pointed(self, name: str, value: str) -> None:
+        """A rank was pressed: once to choose it, again to choose none."""
+        if name == "rank" and value.isdigit() and len(value) < 6:
+            rank = int(value)
+            self.choose(self.choice._replace(rank=None if rank == self.choice.rank else rank))
+
     def _act(self, act: Act) -> None:
+        if not self._may_act:  # whatever its browser sends
+            return
+
         def done(text: str) -> None:
             self._later(0.0, lambda: self._controls.said(text))
 

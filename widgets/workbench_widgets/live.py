@@ -93,6 +93,13 @@ _FRAME: Final = """
 export function render({model}) {
   const page = document.documentElement;
   const theme = () => model.send_msg({theme: page.dataset.theme});
+  if (page.dataset.auto) theme();
+  model.on('where', () => {
+    const address = new URL(location.href);
+    for (const name of ['rank', 'step']) address.searchParams.delete(name);
+    for (const [name, value] of new URLSearchParams(model.where)) address.searchParams.set(name, value);
+    history.replaceState(null, '', address);
+  });
   new MutationObserver(theme).observe(page, {attributes: true, attributeFilter: ['data-theme']});
   model.on('pulse', () => requestAnimationFrame(() => { model.send_msg({}); page.dataset.live = '1'; }));
   return document.createElement('span');
@@ -120,6 +127,7 @@ class Frame(pn.custom.JSComponent):
     """See the module. `on_shown` hears that the browser has drawn, `on_theme` that the page's theme is another one."""
 
     pulse = param.Integer(default=0)
+    where = param.String(doc="what the reader points at, for the address: rank=2&step=410")
     _esm = _FRAME
 
     def __init__(self, on_shown: Callable[[], None], on_theme: Callable[[str], None]) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from workbench_widgets.style import PAGE
-from workbench_widgets.theme import known_theme
+from workbench_widgets.theme import THEMES, known_theme
 
 # The theme comes with the address, later from the notebook around the frame: only its own origin may say.
 _SCRIPT: Final = """
@@ -35,12 +35,18 @@ var doc=window.Bokeh&&Bokeh.documents&&Bokeh.documents[0];
 if(doc){clearInterval(look);doc.on_event('connection_lost',gone)}},100);
 })();
 """
+# No theme in the address: the system's, also when it changes.
+_AUTO: Final = """
+(function(){var page=document.documentElement,dark=matchMedia('(prefers-color-scheme: dark)');
+function follow(){if(page.dataset.auto)page.dataset.theme=dark.matches?'dark':'light'}
+follow();dark.addEventListener('change',follow)})();
+"""
 _TEMPLATE: Final = """
 {% from macros import embed %}
 {% block inner_head %}
 <meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
 <title>{{ title | e }}</title><link rel="icon" href="data:,">
-<style>PAGE</style>
+<style>PAGE</style><script>AUTO</script>
 {{ bokeh_css if bokeh_css }}
 {% endblock %}
 {% block inner_body %}
@@ -56,6 +62,7 @@ BODY
 """
 TALLEST: Final = 720  # px that the frame in a notebook grows to; more is scrolled
 JOB_BODY: Final = """
+<nav><a href=".{{ theme_query | e }}">← all jobs</a></nav>
 {{ embed(roots.notices) }}
 <div class="top"><div>{{ embed(roots.header) }}</div><div data-acts>{{ embed(roots.controls) }}</div></div>
 <section aria-label="Ranks">{{ embed(roots.ranks) }}</section>
@@ -73,6 +80,7 @@ def template(body: str) -> str:
     """What Panel renders, around the roots that `body` names."""
     return (
         _TEMPLATE.replace("PAGE", PAGE)
+        .replace("AUTO", _AUTO)
         .replace("BODY", body)
         .replace("SCRIPT", _SCRIPT)
         .replace("TALLEST", str(TALLEST))
@@ -81,10 +89,21 @@ def template(body: str) -> str:
 
 def variables(theme: str, loading: str) -> dict[str, Any]:
     """What the template needs to know."""
-    return {"html_attrs": f'data-theme="{known_theme(theme)}"', "loading": loading}
+    auto = "" if theme in THEMES else ' data-auto="1"'
+    return {
+        "html_attrs": f'data-theme="{known_theme(theme)}"{auto}',
+        "loading": loading,
+        "theme_query": f"?theme={theme}" if theme in THEMES else "",
+    }
 
 
 def argument(arguments: Any, name: str, default: str = "") -> str:
     """One value of the address' query, as text; the first when there are several."""
     values = (arguments or {}).get(name) or [default.encode()]
     return bytes(values[0]).decode(errors="replace")[:300]
+
+
+def number(arguments: Any, name: str) -> int | None:
+    """A number from the address' query; None for what is none."""
+    text = argument(arguments, name)
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 16 else None

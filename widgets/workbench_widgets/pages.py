@@ -14,11 +14,13 @@ from workbench import Job, __version__
 from workbench_widgets import page
 from workbench_widgets.dashboard import Dashboard, Later
 from workbench_widgets.follower import Followers
+from workbench_widgets.gate import RIGHTS
 from workbench_widgets.live import Frame
-from workbench_widgets.overview import Overview
+from workbench_widgets.overview import Listing, Overview
 from workbench_widgets.pacer import Pacer
 from workbench_widgets.panels.jobs import Jobs
 from workbench_widgets.pools import Pools
+from workbench_widgets.source import Choice
 from workbench_widgets.theme import known_theme
 
 
@@ -53,25 +55,33 @@ class Pages:
         self._pools.forget(job.session)
 
     def _job_page(self, doc: Any) -> None:
-        arguments = doc.session_context.request.arguments
-        job_id, theme = page.argument(arguments, "id"), known_theme(page.argument(arguments, "theme"))
+        request = doc.session_context.request
+        arguments, may_act = request.arguments, request.headers.get(RIGHTS, "act") == "act"
+        job_id, theme = page.argument(arguments, "id"), page.argument(arguments, "theme")
         _prepare(doc, f"{job_id or 'no job'} · dtrain", page.JOB_BODY, theme)
-        dashboard = Dashboard(self._followers.get(job_id), theme, later_on(doc))
+        choice = Choice(page.number(arguments, "rank"), page.number(arguments, "step"))
+        follower = self._followers.get(job_id)
+        dashboard = Dashboard(follower, known_theme(theme), later_on(doc), may_act=may_act, choice=choice)
         _place(doc, dashboard.roots, dashboard.pacer)
         doc.on_session_destroyed(lambda _: dashboard.close())
 
     def _list_page(self, doc: Any) -> None:
-        theme = known_theme(page.argument(doc.session_context.request.arguments, "theme"))
+        theme = page.argument(doc.session_context.request.arguments, "theme")
         _prepare(doc, "jobs · dtrain", page.LIST_BODY, theme)
-        jobs, later = Jobs(theme), later_on(doc)
+        jobs, later = Jobs(theme, self._overview.ask_now), later_on(doc)
+        newest = [Listing()]
 
         def draw() -> None:
-            jobs.update(self._overview.listing)
+            jobs.update(newest[0])
             frame.pulse += 1
 
+        def changed(listing: Listing) -> None:
+            newest[0] = listing
+            later(0.0, pacer.want)
+
         pacer = Pacer(draw, later, IOLoop.current().time)
-        frame = Frame(pacer.shown, jobs.paint)
-        end = self._overview.subscribe(lambda: later(0.0, pacer.want))
+        frame = Frame(pacer.shown, jobs.paint if theme else lambda _: None)
+        end = self._overview.subscribe(lambda: jobs.query, changed)
         draw()
         _place(doc, {"jobs": jobs.root, "frame": frame}, pacer)
 

@@ -1,8 +1,10 @@
 """The process that serves the live pages of a home: `python -m workbench_widgets.server --home HOME`.
 
-It listens on a unix socket that is its user's alone, and on no port. A browser comes through Jupyter (`proxy`), which
-has checked login and origin; so any origin is taken here. Pages may be framed by pages of the same origin only, and
-may load and connect to nothing else. Jupyter's cookies and headers, which the proxy passes on, are not kept.
+It listens on a unix socket that is its user's alone. A browser comes through Jupyter (`proxy`), which has checked login
+and origin; so any origin is taken here. It listens on a port only when `dtrain dashboard` asks for it, and what comes
+by a port has passed the `gate`. Pages may be framed by pages of the same origin only, and may load and connect to
+nothing else. Cookies and headers are not kept, but for the one that says whether a page may act: it is in the page's
+signed token, so that nobody can make it say otherwise. No token gets into the log.
 """
 
 from __future__ import annotations
@@ -13,6 +15,8 @@ import fcntl
 import functools
 import logging
 import os
+import re
+import secrets
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -23,15 +27,7 @@ from workbench_widgets.address import UnsafeDirectoryError, home_dir, socket_pat
 
 CHECK_EVERY: Final = 5.0  # s between looks whether the socket is still ours
 FORGET_AFTER: Final = 5_000  # ms after which a closed page's session goes
-HEADERS: Final = {
-    "Content-Security-Policy": (
-        "default-src 'self'; script-src 'self' 'unsafe-inline' 'unsafe-eval' blob:; style-src 'self' 'unsafe-inline'; "
-        "img-src 'self' data: blob:; font-src 'self' data:; connect-src 'self' blob:; frame-ancestors 'self'; "
-        "base-uri 'none'; form-action 'none'"
-    ),
-    "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "no-referrer",
-}
+SECRET: Final = re.compile(r"\b(token=)[^&\s'\"]+")
 logger = logging.getLogger(__name__)
 
 
@@ -42,6 +38,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     home = parser.parse_args(argv).home or home_dir()
     os.environ["DTRAIN_HOME"] = str(home)
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    for handler in logging.getLogger().handlers:
+        handler.addFilter(without_secrets)
     logging.getLogger("bokeh.server.util").setLevel(logging.ERROR)  # warns of any origin; see above
     try:
         path = socket_path(home)
@@ -52,6 +50,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         if is_alone:
             serve(home, path)
     return 0
+
+
+def without_secrets(record: logging.LogRecord) -> bool:
+    """An address that is logged may hold a token, of ours or of Jupyter: it is left out."""
+    record.msg, record.args = SECRET.sub(r"\1…", record.getMessage()), ()
+    return True
 
 
 @contextlib.contextmanager
@@ -83,16 +87,18 @@ def serve(home: Path, path: Path) -> None:
     pages, loop = Pages(home), IOLoop.current()
     for number in (signal.SIGTERM, signal.SIGINT):  # before there is a socket to leave behind
         signal.signal(number, lambda *_: loop.add_callback_from_signal(loop.stop))
-    server = make_server(pages, path)
+    server, keeper = make_server(pages, path, home / "dashboard")
     inode = path.stat().st_ino
     stop_when_taken = functools.partial(_check_socket, path, inode, loop.stop)
     PeriodicCallback(stop_when_taken, CHECK_EVERY * 1000).start()
     server.start()
+    keeper.restore()
     try:
         loop.start()
     finally:
         if _inode(path) == inode:
             path.unlink(missing_ok=True)
+        keeper.close()
         pages.close()
         server.stop(wait=False)
 
@@ -111,35 +117,35 @@ def _inode(path: Path) -> int | None:
         return None
 
 
-def make_server(pages: Any, path: Path) -> Any:
-    """The Bokeh server with the two pages and `/healthz`, bound but not started."""
+def make_server(pages: Any, path: Path, directory: Path) -> tuple[Any, Any]:
+    """The Bokeh server with the two pages and `/healthz`, bound but not started; and who opens ports for it."""
     from panel.io.server import Server
-    from tornado.web import OutputTransform, RequestHandler
 
-    class SafeHeaders(OutputTransform):
-        def transform_first_chunk(self, status: int, headers: Any, chunk: bytes, finishing: bool) -> Any:
-            for name, value in HEADERS.items():
-                headers[name] = value
-            return status, headers, chunk
+    from workbench_widgets.gate import RIGHTS
+    from workbench_widgets.gatekeeper import Gatekeeper, Open
+    from workbench_widgets.handlers import HEADERS, Health, Link, SafeHeaders
 
-    class Health(RequestHandler):
-        def get(self) -> None:
-            self.set_header("Cache-Control", "no-store")
-            self.write(pages.health())
-
+    keepers: list[Gatekeeper] = []
     server = Server(  # type: ignore[no-untyped-call]
         {"/job": pages.job_app(), "/": pages.list_app()},
         unix_socket=str(path),
         allow_websocket_origin=["*"],
-        extra_patterns=[("/healthz", Health)],
-        include_headers=[],
+        extra_patterns=[
+            ("/healthz", Health, {"health": pages.health}),
+            ("/gate", Open, {"keepers": keepers}),
+            (r"/job/([^/]+)", Link),
+        ],
+        include_headers=[RIGHTS],
         include_cookies=[],
+        sign_sessions=True,
+        secret_key=secrets.token_bytes(32),
         unused_session_lifetime_milliseconds=FORGET_AFTER,
         check_unused_sessions_milliseconds=FORGET_AFTER,
     )
     server._tornado.add_transform(SafeHeaders)
     pages.count_sessions = lambda: len(server.get_sessions())
-    return server
+    keepers.append(Gatekeeper(server._tornado, directory, HEADERS))
+    return server, keepers[0]
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from workbench.views.acts import Act
 from workbench.views.job import JobView
@@ -15,6 +15,16 @@ class Picture(NamedTuple):
 
     view: JobView | None = None
     notice: str = ""
+
+
+class Choice(NamedTuple):
+    """What the reader points at: a rank, a step. None: nothing. All panels show it."""
+
+    rank: int | None = None
+    step: int | None = None
+
+
+NO_CHOICE: Final = Choice()
 
 
 class Filter(NamedTuple):

@@ -200,7 +200,13 @@ class LiveJob:
         is_new = not self._beats  # nothing came in since the record was opened
         totals = self.file.totals(since=0.0 if ended or is_new else now - WINDOW)
         steps = [beat.step for _, beat in self._beats.values()] + [total.last_step for total in totals]
-        return JobSummary.of(self.state, step=max(steps, default=0), throughput=throughput(totals))
+        told = [beat.progress for _, beat in self._beats.values() if beat.progress and beat.progress[1] > 0]
+        return JobSummary.of(
+            self.state,
+            step=max(steps, default=0),
+            throughput=throughput(totals),
+            progress=min(told, key=lambda progress: progress[0] / progress[1], default=None),
+        )
 
     def close(self) -> None:
         if self.tick is not None:

@@ -95,6 +95,7 @@ class Runner:
             "launch": _request(rq.Launch, self._launch),
             "jobs": _request(rq.ListJobs, self._list_jobs),
             "ids": _request(rq.ListIds, self._list_ids),
+            "job_counts": _request(rq.CountJobs, lambda request: self._index.counts(request.search)),
             "resolve": _request(str, self._resolve),
             "state": _request(str, lambda job_id: self._job(job_id).state),
             "follow": _request(rq.Follow, self._follow),
@@ -353,7 +354,9 @@ class Runner:
 
     def _list_jobs(self, request: rq.ListJobs) -> list[JobSummary]:
         now = self._link.now()
-        listed = self._index.list(limit=request.limit, offset=request.offset, phase=request.phase)
+        listed = self._index.list(
+            limit=request.limit, offset=request.offset, phase=request.phase, search=request.search
+        )
         return [
             self._jobs[line.job_id].summary(now) if line.job_id in self._jobs and not line.phase.is_terminal else line
             for line in listed

@@ -34,6 +34,7 @@ KIND: Final = Kind(
 )
 NEAR: Final = 1000  # newest jobs among which a mistyped id is looked for
 _UNFINISHED: Final = ", ".join(f"'{phase.value}'" for phase in JobPhase if not phase.is_terminal)
+_SEARCHED: Final = "instr(lower(job_id), lower(?)) > 0"
 _Summaries = list[JobSummary]  # `list` is a method below
 _Ids = list[str]
 _Rows = list[Any]
@@ -91,6 +92,7 @@ class JobIndex:
         phase: JobPhase | None = None,
         unfinished: bool = False,
         prefix: str = "",
+        search: str = "",
         limit: int = 50,
         offset: int = 0,
     ) -> _Summaries:
@@ -104,9 +106,16 @@ class JobIndex:
             terms[f"phase IN ({_UNFINISHED})"] = ()
         if prefix:
             terms["job_id >= ? AND job_id < ?"] = (prefix, prefix + "\U0010ffff")
+        if search:
+            terms[_SEARCHED] = (search,)
         query = f"SELECT data FROM jobs WHERE {' AND '.join(terms)} ORDER BY submitted_at DESC, job_id LIMIT ? OFFSET ?"
         values = [value for group in terms.values() for value in group]
         return [_summary.decode(data) for (data,) in self._rows(query, *values, limit, offset)]
+
+    def counts(self, search: str = "") -> dict[str, int]:
+        """How many jobs whose id holds `search` are in each phase."""
+        where, values = (f"WHERE {_SEARCHED} ", (search,)) if search else ("", ())
+        return dict(self._rows(f"SELECT phase, count(*) FROM jobs {where}GROUP BY phase", *values))
 
     def ids(self, prefix: str = "", limit: int = 200) -> _Ids:
         """Ids that begin with `prefix`, newest first."""

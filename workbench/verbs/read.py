@@ -34,6 +34,13 @@ def count(text: str) -> int:
     return int(text)
 
 
+def port(text: str) -> int:
+    """A port that a user may listen on, or 0 for any."""
+    if not re.fullmatch(r"\d{1,5}", text) or not (text == "0" or 1024 <= int(text) < 65_536):
+        raise ValueError("a port from 1024 to 65535")
+    return int(text)
+
+
 def pace(text: str) -> int:
     """Steps between two; `auto` is 0 and `off` -1, as `JobSpec` has them."""
     words = {"auto": 0, "off": -1}

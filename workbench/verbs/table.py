@@ -8,7 +8,7 @@ from typing import Final
 
 from workbench.errors import UsageError
 from workbench.faults import FAULTS
-from workbench.verbs import about, checkpoints, jobs, launch, output, pools, read, story, watch
+from workbench.verbs import about, checkpoints, dashboard, jobs, launch, output, pools, read, story, watch
 from workbench.verbs.context import Context
 from workbench.verbs.declare import HELP, JOB, JSON, QUIET, Arguments, Operand, Option, Outcome, Verb
 from workbench.verbs.help import overview, verb_help
@@ -176,6 +176,19 @@ VERBS: Final[tuple[Verb, ...]] = (
     Verb(
         "top", "watch a job until it ends", watch.top,
         operands=(JOB,), options=_COMMON, examples=("top",),
+    ),
+    Verb(
+        "dashboard", "open the live pages in a browser, of all jobs or one; in a notebook in the cell",
+        dashboard.dashboard,
+        operands=(Operand("JOB", "a job's id or the beginning of it; left out: all jobs", offers="job"),),
+        options=(
+            Option(("--read-only",), "a link whose pages show and never act"),
+            Option(("--no-browser",), "only say the link"),
+            Option(("--port",), "listen on that port of 127.0.0.1 (default: a free one)", "PORT", read.port),
+            *_COMMON,
+        ),
+        notes="From another machine: ssh -L PORT:127.0.0.1:PORT HOST, then the same link.",
+        examples=("dashboard", "dashboard train-1f2e --read-only --no-browser"),
     ),
     Verb(
         "logs", "show what the ranks printed", output.logs,

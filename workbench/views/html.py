@@ -56,11 +56,12 @@ function theme(){var light=document.body.dataset.jpThemeLight;
 return (light===undefined?matchMedia('(prefers-color-scheme: dark)').matches:light==='false')?'dark':'light'}
 roots.forEach(function(root){
 if(root.dataset.started)return;root.dataset.started='1';
-var id=root.dataset.dtrainJob,note=root.querySelector('.dtrain-note'),snapshot=root.querySelector('.dtrain-snapshot');
+var id=root.dataset.dtrainJob||'',note=root.querySelector('.dtrain-note');
+var snapshot=root.querySelector('.dtrain-snapshot');
 var waits=[0,1000,2000,4000,8000,15000,30000],tries=0;
 function live(){
-var f=document.createElement('iframe');f.title='live view of job '+id;
-f.src=base+'dtrain/job?id='+encodeURIComponent(id)+'&theme='+theme();
+var f=document.createElement('iframe');f.title=id?'live view of job '+id:'live list of jobs';
+f.src=base+'dtrain/'+(id?'job?id='+encodeURIComponent(id)+'&':'?')+'theme='+theme();
 f.style.cssText='width:100%;height:HEIGHTpx;border:0';
 snapshot.hidden=true;note.hidden=true;root.appendChild(f);
 var watch=new MutationObserver(function(){if(!f.isConnected){watch.disconnect();return}
@@ -70,8 +71,8 @@ function look(){
 if(!root.isConnected&&tries)return;tries++;
 fetch(base+'dtrain/healthz',{credentials:'same-origin',cache:'no-store'}).then(function(r){
 if(!r.ok||r.redirected)throw r.status;live()}).catch(function(){
-if(tries>2){note.textContent='This is how it stood then. The live view cannot be reached: start it with %dtrain up, \
-or follow the job in a terminal with: dtrain attach '+id;note.hidden=false}
+if(tries>2){note.textContent='This is how it stood then. The live view cannot be reached: start it with %dtrain up'+\
+(id?', or follow the job in a terminal with: dtrain attach '+id:'');note.hidden=false}
 if(tries<waits.length)setTimeout(look,waits[tries])})}
 look()})})()</script>""".replace("HEIGHT", str(HEIGHT))
 
@@ -83,16 +84,13 @@ def snapshot_html(view: JobView) -> str:
     if view.failure is not None and view.failure.rank is not None:
         lines.append(f"its log: %dtrain logs {view.job_id} -r {view.failure.rank}")
     body = f'<p role="status"><strong>{_text(headline(view))}</strong></p>{_paragraphs(lines)}{ranks}{_attempts(view)}'
-    job_id = escape(view.job_id, quote=True)
-    return (
-        f'{_STYLE}\n<div class="dtrain-view dtrain-job" data-dtrain-job="{job_id}">'
-        f'<div class="dtrain-snapshot">{body}</div><p class="dtrain-note" role="status" hidden></p></div>{_SCRIPT}'
-    )
+    return _live(body, view.job_id)
 
 
-def snapshot_jobs_html(jobs: Sequence[JobSummary]) -> str:
-    """The list of jobs, without script."""
-    return _view(_table(jobs_table(jobs)) if jobs else _paragraphs([NO_JOB]))
+def snapshot_jobs_html(jobs: Sequence[JobSummary], *, is_live: bool = False) -> str:
+    """The list of jobs; `is_live`: it turns itself into the page of all jobs."""
+    body = _table(jobs_table(jobs)) if jobs else _paragraphs([NO_JOB])
+    return _live(body) if is_live else _view(body)
 
 
 def snapshot_pool_html(pool: PoolStatus) -> str:
@@ -117,6 +115,13 @@ def _queue_table(pool: PoolStatus) -> Table:
 
 def _view(body: str) -> str:
     return f'{_STYLE}\n<div class="dtrain-view">{body}</div>'
+
+
+def _live(body: str, job_id: str = "") -> str:
+    return (
+        f'{_STYLE}\n<div class="dtrain-view dtrain-job" data-dtrain-job="{escape(job_id, quote=True)}">'
+        f'<div class="dtrain-snapshot">{body}</div><p class="dtrain-note" role="status" hidden></p></div>{_SCRIPT}'
+    )
 
 
 def _paragraphs(lines: Sequence[str]) -> str:

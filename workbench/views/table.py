@@ -180,12 +180,17 @@ def jobs_table(jobs: Sequence[JobSummary]) -> Table:
         Column("state", False, 0, tuple(phase_text(job.phase) for job in jobs)),
         Column("ranks", True, 1, tuple(count(job.world_size) if job.world_size else NOTHING for job in jobs)),
         Column("step", True, 1, tuple(count(job.step) if job.step else NOTHING for job in jobs)),
+        Column("progress", True, 2, tuple(_done(job) for job in jobs)),
         Column("samples/s", True, 2, tuple(bare_rate(j.throughput) if j.throughput else NOTHING for j in jobs)),
         Column("took", True, 3, tuple(_took(job) for job in jobs)),
         Column("restarts", True, 5, tuple(str(job.restart_count) for job in jobs)),
         Column("", False, 4, tuple(_why(job) for job in jobs)),
     )
-    return Table("Jobs", columns)
+    return Table("Jobs", tuple(c for c in columns if c.title != "progress" or set(c.cells) - {NOTHING}))
+
+
+def _done(job: JobSummary) -> str:
+    return NOTHING if job.progress is None else percent(min(1.0, job.progress[0] / job.progress[1]))
 
 
 def _took(job: JobSummary) -> str:

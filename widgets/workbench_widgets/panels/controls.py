@@ -18,6 +18,7 @@ BUTTONS: Final = (  # action, text, what it does
     ("resize", "Resize", "go on with the number of ranks beside it, from a checkpoint made for it"),
     ("cancel", "Cancel", "end the job: SIGTERM, after a grace SIGKILL"),
 )
+ONLY_LOOKS: Final = "Nothing done: this link is for looking only."
 WITH_RANKS: Final = ("resume", "resize")
 _RANKS: Final = (
     '<input type="number" class="few" data-set="ranks" min="1" step="1" placeholder="ranks" '
@@ -28,8 +29,8 @@ _RANKS: Final = (
 class Controls:
     """See the module. `on_act` begins an action that the reader has confirmed."""
 
-    def __init__(self, on_act: Callable[[Act], None]) -> None:
-        self._on_act = on_act
+    def __init__(self, on_act: Callable[[Act], None], *, may_act: bool = True) -> None:
+        self._on_act, self._may_act = on_act, may_act
         self._view: JobView | None = None
         self._said, self._is_asking, self._has_faults = "", False, False
         self._ranks: int | None = None
@@ -50,6 +51,9 @@ class Controls:
 
     def begin(self, act: Act) -> None:
         """Have it done when it can be, else say why not."""
+        if not self._may_act:
+            self.said(ONLY_LOOKS)
+            return
         if reason := why_not(act, self._view):
             self.said(f"Nothing done: {reason}.")
             return
@@ -84,8 +88,19 @@ class Controls:
             self._fault = value
 
     def _draw(self) -> None:
+        if not self._may_act:
+            self.root.markup = looks_html(self._said)
+            return
         faults = faults_html(self._view, self._fault) if self._has_faults else ""
         self.root.markup = controls_html(self._view, self._said, is_asking=self._is_asking, faults=faults)
+
+
+def looks_html(said: str) -> str:
+    """In place of the buttons."""
+    return (
+        f'<p class="small muted" title="{esc(ONLY_LOOKS)}">◎ only to look at</p>'
+        f'<p class="small muted" role="status" aria-live="polite">{esc(said)}</p>'
+    )
 
 
 def controls_html(view: JobView | None, said: str, *, is_asking: bool, faults: str = "") -> str:

@@ -1,48 +1,134 @@
-"""The list of jobs with links to their pages, and the pools they run on."""
+"""The jobs, a screenful at a time, with links to their pages, a search and a filter; and the pools they run on."""
 
 from __future__ import annotations
 
-from urllib.parse import quote
+from collections.abc import Callable
+from urllib.parse import quote, urlencode
 
-from workbench.views.table import NO_JOB, Column
+import panel as pn
+
+from workbench import JobPhase, JobSummary
+from workbench.views.table import NO_JOB, Column, jobs_table
+from workbench.views.wording import count, percent, plural
 from workbench_widgets.live import Live
-from workbench_widgets.overview import Listing
+from workbench_widgets.overview import MOST, Listing, Query
 from workbench_widgets.panels.markup import esc, phase_badge, table_html
 from workbench_widgets.style import PANEL
 
 NO_POOL = "no pool has run here yet; start one with: %dtrain up"
+NO_MATCH = "No job is like that. Other words, or another state?"
 
 
 class Jobs:
-    """See the module."""
+    """See the module. `query` is what the reader wants to see; `on_query` hears when that changes."""
 
-    def __init__(self, theme: str) -> None:
-        self._theme, self._listing = theme, Listing()
-        self.root = Live(name="jobs", stylesheets=[PANEL], markup=jobs_html(Listing(), theme))
+    def __init__(self, theme: str, on_query: Callable[[], None] = lambda: None) -> None:
+        self.query = Query()
+        self._theme, self._on_query, self._listing = theme, on_query, Listing()
+        self._head = Live(stylesheets=[PANEL], markup=head_html(Listing()))
+        self._bar = Live(stylesheets=[PANEL], markup=bar_html(Listing(), self.query), on_action=self._chosen)
+        self._list = Live(stylesheets=[PANEL], markup="", on_action=self._turned)
+        self.root = pn.Column(self._head, self._bar, self._list, name="jobs", sizing_mode="stretch_width")
+        self.update(Listing())
 
     def update(self, listing: Listing) -> None:
         self._listing = listing
-        self.root.markup = jobs_html(listing, self._theme)
+        self._head.markup = head_html(listing)
+        self._bar.markup = bar_html(listing, self.query)
+        self._list.markup = list_html(listing, self.query, self._theme)
 
     def paint(self, theme: str) -> None:
         """Take on a theme: the links pass it on."""
         self._theme = theme
         self.update(self._listing)
 
+    def _chosen(self, name: str, value: str) -> None:
+        if name == "search":
+            self._want(Query(self.query.phase, value.strip()))
+        elif name == "phase":
+            self._want(Query(JobPhase(value) if value in JobPhase.__members__ else None, self.query.search))
 
-def jobs_html(listing: Listing, theme: str) -> str:
+    def _turned(self, name: str, value: str) -> None:
+        step = {"newer": -MOST, "older": MOST}.get(name, 0)
+        self._want(self.query._replace(offset=max(0, self.query.offset + step)))
+
+    def _want(self, query: Query) -> None:
+        if query != self.query:
+            self.query = query
+            self._on_query()
+
+
+def head_html(listing: Listing) -> str:
     head = '<div class="head"><h1>dtrain jobs</h1></div>'
     if listing.jobs is None:
         return f'{head}<p class="muted" role="status">asking the pools …</p>'
-    pools = "".join(f'<p class="muted">{esc(line)}</p>' for line in listing.pools or (NO_POOL,))
-    table = listing.jobs
-    if not table.length:
-        return f"{head}{pools}<p>{esc(NO_JOB)}</p>"
+    return head + "".join(f'<p class="muted">{esc(line)}</p>' for line in listing.pools or (NO_POOL,))
+
+
+def bar_html(listing: Listing, query: Query) -> str:
+    """Search, and a filter that says how many jobs are in which state."""
+    phases = [phase for phase in JobPhase if listing.total(phase) or phase is query.phase]
+    options = "".join(
+        f'<option value="{phase.value}"{" selected" if phase is query.phase else ""}>'
+        f"{phase.value} ({count(listing.total(phase))})</option>"
+        for phase in phases
+    )
+    return (
+        '<div class="tools" role="search" aria-label="which jobs">'
+        '<input type="search" data-set="search" placeholder="name contains …" aria-label="jobs whose name contains">'
+        f'<select data-set="phase" aria-label="state"><option value="">all states ({count(listing.total(None))})'
+        f"</option>{options}</select></div>"
+    )
+
+
+def list_html(listing: Listing, query: Query, theme: str) -> str:
+    if listing.jobs is None:
+        return ""
+    if not listing.jobs:
+        return f'<p role="status">{esc(NO_JOB if query == Query() else NO_MATCH)}</p>'
+    table = jobs_table(listing.jobs)
 
     def cell(column: Column, index: int) -> str:
         text = column.cells[index]
-        if column.title == "job":
-            return f'<a href="job?id={quote(text, safe="")}&amp;theme={theme}">{esc(text)}</a>'
-        return phase_badge(text.rpartition(" ")[2]) if column.title == "state" else esc(text)
+        match column.title:
+            case "job":
+                return f'<a href="{_address(text, theme)}">{esc(text)}</a>'
+            case "state":
+                return phase_badge(text.rpartition(" ")[2])
+            case "progress":
+                return _bar(listing.jobs[index] if listing.jobs else None, text)
+        return esc(text)
 
-    return f'{head}{pools}<div class="scroll tall">{table_html(table, cell=cell)}</div>'
+    label = "jobs, newest first"
+    shown = table_html(table, cell=cell)
+    return f'<div class="scroll tall" tabindex="0" role="group" aria-label="{label}">{shown}</div>' + _pager(
+        listing, query
+    )
+
+
+def _address(job_id: str, theme: str) -> str:
+    query = urlencode({"id": job_id, **({"theme": theme} if theme else {})}, quote_via=quote)
+    return "job?" + esc(query)
+
+
+def _bar(job: JobSummary | None, text: str) -> str:
+    if job is None or job.progress is None:
+        return esc(text)
+    share = min(1.0, job.progress[0] / job.progress[1])
+    of = f"{count(job.progress[0])} of {plural(job.progress[1], 'step')}"
+    return (
+        f'<span class="done" title="{esc(of)}"><span class="bar" aria-hidden="true">'
+        f'<i style="width:{share * 100:.1f}%"></i></span>{percent(share)}</span>'
+    )
+
+
+def _pager(listing: Listing, query: Query) -> str:
+    """Which of how many, and the way to the others."""
+    shown, total = len(listing.jobs or ()), listing.total(query.phase)
+    first, last = query.offset + 1, query.offset + shown
+    if shown >= total and not query.offset:
+        return f'<p class="muted small" role="status">{plural(shown, "job")}</p>'
+    newer = '<button data-do="newer"' + (' aria-disabled="true"' if query.offset == 0 else "") + ">← Newer</button>"
+    older = '<button data-do="older"' + (' aria-disabled="true"' if last >= total else "") + ">Older →</button>"
+    told = f'<span class="muted small" role="status">{count(first)}–{count(last)} of {count(total)}</span>'
+    return f'<div class="tools pager">{newer}{older}{told}</div>'

@@ -34,8 +34,13 @@ class Logs:
     def update(self, tail: LogTail, ranks: int) -> None:
         if ranks != self._ranks:
             self._ranks = ranks
-            self._bar.markup = bar_html(ranks)
+            self._bar.markup = bar_html(ranks, self.filter.ranks[0] if self.filter.ranks else None)
         self._list.markup = lines_html(tail, self.filter)
+
+    def choose(self, rank: int | None) -> None:
+        """Show that rank's lines, or all."""
+        self.filter = self.filter._replace(ranks=None if rank is None else (rank,))
+        self._bar.markup = bar_html(self._ranks, rank)
 
     def _chosen(self, name: str, value: str) -> None:
         match name:
@@ -50,9 +55,12 @@ class Logs:
         self._on_filter()
 
 
-def bar_html(ranks: int) -> str:
+def bar_html(ranks: int, chosen: int | None = None) -> str:
     """The filters; made anew only when the number of ranks changes."""
-    choices = "".join(f'<option value="{rank}">rank {rank}</option>' for rank in range(min(ranks, SELECTABLE)))
+    choices = "".join(
+        f'<option value="{rank}"{" selected" if rank == chosen else ""}>rank {rank}</option>'
+        for rank in range(min(ranks, SELECTABLE))
+    )
     levels = "".join(f'<option value="{value}">{text}</option>' for value, text in LEVELS)
     return (
         '<div class="tools" role="group" aria-label="which lines">'

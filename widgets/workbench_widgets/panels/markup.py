@@ -8,6 +8,7 @@ from typing import Final
 
 from workbench.views.table import Column, Table
 from workbench.views.wording import MARKS
+from workbench_widgets.theme import RANK_COLOURS
 
 TONES: Final = {  # what a state looks like, besides its mark and word
     "HEALTHY": "accent",
@@ -29,19 +30,38 @@ def phase_badge(phase: str) -> str:
     return f'<span class="phase tone-{tone}"><span aria-hidden="true">{MARKS.get(phase, "")}</span> {esc(phase)}</span>'
 
 
-def table_html(table: Table, *, cell: Callable[[Column, int], str] | None = None, css_class: str = "") -> str:
-    """A table with its headings; `cell` makes the HTML of a cell (escaped), else it is the column's text."""
+def table_html(
+    table: Table,
+    *,
+    cell: Callable[[Column, int], str] | None = None,
+    css_class: str = "",
+    chosen: int | None = None,
+) -> str:
+    """A table with its headings; `cell` makes the HTML of a cell (escaped), else it is the column's text.
+
+    `chosen`: the row that the reader points at.
+    """
     made = cell or (lambda column, index: esc(column.cells[index]))
     heads = "".join(f'<th scope="col"{_kind(column)}>{esc(column.title)}</th>' for column in table.columns)
     rows = []
     for index in range(table.length):
         first, *rest = table.columns
         cells = "".join(f"<td{_kind(column)}>{made(column, index)}</td>" for column in rest)
-        marked = ' class="marked"' if index in table.marked else ""
-        rows.append(f'<tr{marked}><th scope="row"{_kind(first)}>{made(first, index)}</th>{cells}</tr>')
+        names = [*(["marked"] if index in table.marked else []), *(["chosen"] if index == chosen else [])]
+        kind = f' class="{" ".join(names)}"' if names else ""
+        rows.append(f'<tr{kind}><th scope="row"{_kind(first)}>{made(first, index)}</th>{cells}</tr>')
     return (
         f'<table class="{css_class}"><caption class="hidden">{esc(table.caption)}</caption>'
         f"<thead><tr>{heads}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
+    )
+
+
+def rank_button(rank: int, *, is_chosen: bool = False) -> str:
+    """A rank in its colour; pressing it points at that rank in all panels, pressing it again at none."""
+    return (
+        f'<button class="pick" data-do="rank" value="{rank}" aria-pressed="{"true" if is_chosen else "false"}" '
+        f'aria-label="rank {rank}" title="show rank {rank} in all panels"><span class="dot" '
+        f'style="background:var(--dt-rank{rank % RANK_COLOURS})"></span>{rank}</button>'
     )
 
 

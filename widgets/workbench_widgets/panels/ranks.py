@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 from workbench.views.job import JobView
 from workbench.views.table import FOLD_ABOVE, PHASE_COLUMNS, Column, Table, rank_table
 from workbench.views.wording import percent
 from workbench_widgets.live import Live
-from workbench_widgets.panels.markup import esc, phase_badge, table_html
+from workbench_widgets.panels.markup import esc, phase_badge, rank_button, table_html
+from workbench_widgets.source import Choice
 from workbench_widgets.style import PANEL
-from workbench_widgets.theme import RANK_COLOURS
 
 SHARES: Final = "where a step goes"
 NAMES: Final = dict(PHASE_COLUMNS)
@@ -19,16 +20,20 @@ EMPTY: Final = '<p class="muted">The ranks appear here once the job has been giv
 
 
 class Ranks:
-    """See the module."""
+    """See the module. `on_rank` hears of a rank that the reader chose."""
 
-    def __init__(self) -> None:
-        self.root = Live(name="ranks", stylesheets=[PANEL], markup=EMPTY)
+    def __init__(self, on_rank: Callable[[str, str], None]) -> None:
+        self._rank: int | None = None
+        self.root = Live(name="ranks", stylesheets=[PANEL], markup=EMPTY, on_action=on_rank)
+
+    def choose(self, choice: Choice) -> None:
+        self._rank = choice.rank
 
     def update(self, view: JobView) -> None:
-        self.root.markup = ranks_html(view)
+        self.root.markup = ranks_html(view, self._rank)
 
 
-def ranks_html(view: JobView) -> str:
+def ranks_html(view: JobView, chosen: int | None = None) -> str:
     if not view.rows:
         return EMPTY
     table = rank_table(view)
@@ -39,8 +44,7 @@ def ranks_html(view: JobView) -> str:
     def cell(column: Column, index: int) -> str:
         text = column.cells[index]
         if column.title == "rank" and not is_folded:
-            number = view.rows[index].rank % RANK_COLOURS
-            return f'<span class="dot" style="background:var(--dt-rank{number})"></span>{esc(text)}'
+            return rank_button(view.rows[index].rank, is_chosen=view.rows[index].rank == chosen)
         if column.title == "state":
             return phase_badge(text.rpartition(" ")[2])
         if column.title == SHARES:
@@ -49,7 +53,8 @@ def ranks_html(view: JobView) -> str:
 
     legend = "" if is_folded else _legend(view)
     label = esc(table.caption)
-    shown = table_html(table, cell=cell)
+    row = next((k for k, row in enumerate(view.rows) if row.rank == chosen), None) if not is_folded else None
+    shown = table_html(table, cell=cell, chosen=row)
     return f'<div class="scroll" tabindex="0" role="group" aria-label="{label}">{shown}</div>{legend}'
 
 

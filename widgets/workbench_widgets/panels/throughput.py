@@ -21,6 +21,7 @@ from workbench.views.table import Column, Table
 from workbench.views.wording import bare_rate, plural, span
 from workbench_widgets.live import Live
 from workbench_widgets.panels.markup import esc, table_html
+from workbench_widgets.source import Choice
 from workbench_widgets.style import PANEL
 from workbench_widgets.theme import CHART_HEIGHT, RANK_COLOURS, SMALL_SIZE, colour, paint_chart, rank_colour, rank_dash
 
@@ -90,6 +91,13 @@ class Throughput:
             self._renderers[rank].data_source.data = {name: list(values) for name, values in line._asdict().items()}
         self._head.markup = head_html(lines, unit)
         self._table.markup = as_table_html(lines, unit)
+
+    def choose(self, choice: Choice) -> None:
+        """The other ranks' lines step back."""
+        for rank, renderer in self._renderers.items():
+            is_back = choice.rank is not None and rank not in (ALL, choice.rank)
+            renderer.glyph.line_alpha = 0.25 if is_back else 1.0
+            renderer.glyph.line_width = 3 if rank == choice.rank else 2
 
     def paint(self, theme: str) -> None:
         """Take on a theme."""
