@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from workbench.training import memory, packing, slot
+from workbench.training import descriptors, memory, packing, slot
 from workbench.training.slot import Header, Kind
 from workbench.training.slots import MOST, Slot, Slots, Who
 
@@ -291,7 +291,7 @@ def test_the_next_generation_goes_on_in_the_same_memory(slots: Slots, keeper: Ke
 def test_no_descriptor_stays_open_and_none_is_low(slots: Slots) -> None:
     before = set(Path("/proc/self/fd").iterdir())
     fd = memory.create(4096)
-    assert fd >= memory.LOWEST
+    assert fd >= descriptors.LOWEST
     assert os.get_inheritable(fd) is False
     tensor = memory.map_bytes(fd)
     os.close(fd)

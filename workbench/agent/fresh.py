@@ -30,7 +30,6 @@ from typing import Any, Final, cast
 PR_SET_PDEATHSIG: Final = 1
 PR_SET_PTRACER: Final = 0x59616D61
 PR_SET_PTRACER_ANY: Final = ctypes.c_ulong(-1)
-CONTROL_FD: Final = 100  # the lowest number for what is ours: a program's first file is to be number 3
 IGNORED: Final = (signal.SIGPIPE, signal.SIGXFSZ)  # by every Python process
 OWN: Final = frozenset({"torch", "numpy", "workbench"})  # never forgotten, whatever lies beside the script
 

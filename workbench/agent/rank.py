@@ -6,7 +6,6 @@ open files, `sys.exit(3)` and `os._exit` behave as under `python train.py`. Stan
 
 from __future__ import annotations
 
-import fcntl
 import importlib
 import json
 import linecache
@@ -26,6 +25,7 @@ from workbench.agent import excepthook, fresh
 from workbench.agent.wire import SIZES, Connection, Frame, Header
 from workbench.training import witness
 from workbench.training.control import Control
+from workbench.training.descriptors import raised
 
 
 class Launch(NamedTuple):
@@ -120,7 +120,7 @@ def _run(launch: Launch, box_fd: int, control_fd: int) -> None:
     if header["deterministic"]:
         fresh.set_deterministic()
     box = blackbox.Writer(fresh.map_shared(box_fd, blackbox.SIZE))
-    control = open_line(Connection(_take_control(control_fd)), header["settings"])
+    control = open_line(Connection(socket.socket(fileno=raised(control_fd))), header["settings"])
     fresh.allow_tracing()
     watch(box)
     pid = os.getpid()
@@ -182,12 +182,6 @@ def watch(box: blackbox.Writer) -> None:
         faults.install(Control.current)
     guard.install()
     observe.install(box, offset=time.time() - time.monotonic())
-
-
-def _take_control(fd: int) -> socket.socket:
-    high = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, fresh.CONTROL_FD)
-    os.close(fd)
-    return socket.socket(fileno=high)
 
 
 def _tell(control: Control, header: Header) -> None:

@@ -7,7 +7,6 @@ by hand, and goes with the last tensor that is a view of it. Needs torch.
 from __future__ import annotations
 
 import ctypes
-import fcntl
 import functools
 import mmap
 import os
@@ -17,7 +16,8 @@ from typing import Any, Final
 
 import torch
 
-LOWEST: Final = 100  # number of a descriptor of ours: a program's first file is to be number 3
+from workbench.training.descriptors import raised
+
 FAILED: Final = ctypes.c_void_p(-1).value
 HUGE_PAGES: Final = 14  # MADV_HUGEPAGE
 NO_LIMIT: Final = 2**62
@@ -28,9 +28,10 @@ def create(size: int) -> int:
     fd = os.memfd_create("dtrain-snapshot", os.MFD_CLOEXEC)
     try:
         os.ftruncate(fd, size)
-        return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, LOWEST)
-    finally:
+    except OSError:
         os.close(fd)
+        raise
+    return raised(fd)
 
 
 def map_bytes(fd: int) -> torch.Tensor:

@@ -19,6 +19,7 @@ import threading
 from typing import Any, Final
 
 from workbench.training.control import Control, Header
+from workbench.training.descriptors import raised
 
 SIGNAL: Final = signal.SIGRTMAX - 3  # real-time, so that no program means anything by it
 LAST: Final = 64  # collectives told of each group
@@ -30,13 +31,13 @@ DTYPES: Final = {
 
 def install(control: Control) -> None:
     """Have the agent's questions answered on this line, which is about to be opened."""
-    control.on_open(lambda: _offer_stacks(control))
+    file = raised(os.memfd_create("dtrain-stacks", os.MFD_CLOEXEC))  # before there is a thread to race for a number
+    control.on_open(lambda: _offer_stacks(control, file))
     control.on("evidence", lambda header, payload, fds: _answer(control, header))
 
 
-def _offer_stacks(control: Control) -> None:
+def _offer_stacks(control: Control, file: int) -> None:
     """In the line's thread: give the agent a file, and the signal that has the stacks written to it."""
-    file = os.memfd_create("dtrain-stacks", os.MFD_CLOEXEC)
     faulthandler.register(SIGNAL, file=file, all_threads=True)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {SIGNAL})
     main = threading.main_thread().ident
