@@ -54,7 +54,7 @@ class StartRanks(_Command, frozen=True, kw_only=True):
     world_size: int
     nnodes: int
     master: tuple[str, int]
-    resume: str = ""  # the checkpoint to go on from; empty: the newest that is whole, in memory or on disk
+    resume: str = ""  # the path of the checkpoint to go on from, or THE_START; empty: the newest that is whole
 
 
 class StopRanks(_Command, frozen=True, kw_only=True):

@@ -133,7 +133,7 @@ class FaultHappened(_Event, frozen=True, kw_only=True):
 
 
 class ResumeRequested(_Event, frozen=True, kw_only=True):
-    """Somebody wants an ended job to go on, from checkpoint `path` (empty: the newest that is whole).
+    """Somebody wants an ended job to go on, from checkpoint `path` (empty: the newest that is whole; or THE_START).
 
     `step` is that checkpoint's. `ranks`: how many from now on, None: as before.
     """

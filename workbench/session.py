@@ -20,6 +20,7 @@ import msgspec
 import workbench.requests as rq
 from workbench.entrypoint import check_here, entry, pickle_value, unpickle
 from workbench.errors import (
+    CheckpointCorruptError,
     CheckpointNotFoundError,
     HangError,
     JobError,
@@ -35,7 +36,7 @@ from workbench.feed import Bucket, CellStarted, Cursor, JobSummary, PoolStatus, 
 from workbench.policy.failure import first_cause
 from workbench.pool import local
 from workbench.spec import EntrypointKind, JobSpec, check_spec
-from workbench.state import Checkpoint, FailureKind, JobPhase, JobState, RankState
+from workbench.state import THE_START, Checkpoint, FailureKind, JobPhase, JobState, RankState
 from workbench.store.home import jobs_dir, log_path
 from workbench.telemetry import CellFinished, OutputWritten
 from workbench.views.failure import failure_text
@@ -314,23 +315,30 @@ class Job:
         return self.session.ask("cancel", request, JobPhase)
 
     def resume(self, step: int | None = None, ranks: int | None = None, path: str = "", by: str = "") -> JobPhase:
-        """Have an ended job go on from its newest checkpoint, that of `step`, or the one at `path`; on `ranks` ranks.
+        """Have an ended job go on from its newest checkpoint, that of `step` (0: from the start, with none), or the one
+        at `path`; on `ranks` ranks.
 
         Does nothing while it runs. Raises `CheckpointNotFoundError` when there is no such checkpoint, listing those
-        there are. Returns the phase it is in.
+        there are, and `CheckpointCorruptError` when it is damaged. Returns the phase it is in.
         """
-        if step is not None and not path:
-            path = self._checkpoint(step).path
+        if step is not None and not path and self.phase.is_terminal:
+            path = THE_START if step == 0 else self._checkpoint(step).path
         ambient = local.caller_environment() if self.session.is_local else {}
         request = rq.Resume(job_id=self.job_id, step=step, path=path, ranks=ranks, by=by, ambient=ambient)
         return self.session.ask("resume", request, JobPhase)
 
     def _checkpoint(self, step: int) -> Checkpoint:
-        known = {checkpoint.step: checkpoint for checkpoint in self.state.checkpoints}
-        if step in known:
-            return known[step]
-        hint = f"there are: {', '.join(map(str, known))}" if known else "the job has saved none"
-        raise CheckpointNotFoundError(f"{self.job_id} has no checkpoint of step {step}", hint=hint)
+        known = self.checkpoints
+        whole = dict.fromkeys(checkpoint.step for checkpoint in known if not checkpoint.problem)
+        hint = f"whole are those of step {', '.join(map(str, whole))}" if whole else "none is whole"
+        found = sorted((one for one in known if one.step == step), key=lambda one: bool(one.problem))
+        if not found:
+            hint = hint if known else "it has saved none"
+            raise CheckpointNotFoundError(f"{self.job_id} has no checkpoint of step {step}", hint=hint)
+        if found[0].problem:
+            what = f"the checkpoint of step {step} of {self.job_id} cannot be used: {found[0].problem}"
+            raise CheckpointCorruptError(what, hint=hint)
+        return found[0]
 
     def resize(self, ranks: int, by: str = "") -> JobPhase:
         """Have a running job go on with `ranks` ranks, from a checkpoint made for it. Returns the phase it is in."""

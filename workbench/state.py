@@ -6,10 +6,13 @@ No clock, no process, no path is looked up here. Times are seconds since the epo
 from __future__ import annotations
 
 import enum
+from typing import Final
 
 import msgspec
 
 from workbench.spec import JobSpec
+
+THE_START: Final = "start"  # in place of a checkpoint's path: go on from none
 
 
 class JobPhase(enum.Enum):
@@ -183,9 +186,10 @@ class JobState(msgspec.Struct, frozen=True, kw_only=True):
     stall: Stall | None = None  # the job does not get on, and is left alone: it has no restarts
     ranks_wanted: int = 0  # after a resize or a resume; 0: as the spec says
     fruitless: int = 0  # restarts since the job last got further: these alone count against `max_restarts`
+    furthest: int = 0  # the step that it has got to: what is saved again after going back is no progress
     faults: tuple[SlotFaults, ...] = ()
-    checkpoints: tuple[Checkpoint, ...] = ()  # the newest few on disk, oldest first
-    resume: str = ""  # the checkpoint to go on from; empty: the newest
+    checkpoints: tuple[Checkpoint, ...] = ()  # the newest few on disk that may be gone back to, oldest first
+    resume: str = ""  # the path of the checkpoint to go on from, or THE_START; empty: the newest
     resumed_step: int = 0  # where the current generation began
     reform: str = ""  # why the job will be started anew on other ranks once a checkpoint is saved
     reform_is_asked: bool = False  # by a person: without a checkpoint as well, after a while

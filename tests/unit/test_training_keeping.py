@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -178,6 +179,49 @@ def test_a_chosen_checkpoint(job: Job) -> None:
     chosen = next(found for found in catalogue.scan(job.folder) if found.step == 8)
     again = job.rank(resume=str(chosen.path))
     assert next(iter(again.steps(loader(), {"model": nn.Linear(1, 1)})))[0] == 8
+
+
+def test_from_the_start_though_there_are_checkpoints(job: Job) -> None:
+    run = job.rank(checkpoint_every=2)
+    list(run.steps(loader(), {"model": nn.Linear(1, 1)}))
+    settle(run)
+    again = job.rank(from_the_start=True, checkpoint_every=4)
+    for step, _ in again.steps(loader(), {"model": nn.Linear(1, 1)}):
+        job.step()
+        if step == 4:
+            break
+    assert not job.facts("RunResumed")
+    settle(again)
+    assert all(found.is_abandoned is (found.step != 4) for found in catalogue.scan(job.folder))
+    last = job.rank()
+    assert last.load({"model": nn.Linear(1, 1)}) == 4, "the newest is one of the new run, however small its step"
+
+
+def test_waiting_for_a_save_is_a_checkpoints_time_and_waiting_for_rank_0_is_not(job: Job) -> None:
+    """Else a rank that never comes is taken for one that saves, and a long last save for a hang."""
+    run, seen = job.rank(checkpoint_every=4), {}
+    steps = run.steps(loader(4), {"model": nn.Linear(1, 1)})
+    next(steps)
+    assert run._keeping is not None
+    keeper = run._keeping._checkpointer
+    job.observer.thread = threading.get_ident()
+    decide, join, copy = keeper.team.decide, threading.Thread.join, keeper._copy
+
+    def spy(name: str, call: Any) -> Any:
+        def spied(*args: Any, **kwargs: Any) -> Any:
+            if name not in seen and threading.current_thread() is threading.main_thread():
+                seen[name] = job.observer.activity
+            return call(*args, **kwargs)
+
+        return spied
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(keeper.team, "decide", spy("decide", decide))
+        patch.setattr(threading.Thread, "join", spy("join", join))
+        patch.setattr(keeper, "_copy", spy("copy", copy))
+        list(steps)
+    checkpoint = blackbox.Activity.CHECKPOINT
+    assert (seen["decide"] == checkpoint, seen["copy"], seen["join"]) == (False, checkpoint, checkpoint)
 
 
 def test_ranks_without_a_group_are_told(

@@ -11,7 +11,7 @@ from typing import TypeAlias
 
 from workbench.commands import StartRanks
 from workbench.spec import JobSpec
-from workbench.state import Checkpoint
+from workbench.state import THE_START, Checkpoint
 from workbench.training import catalogue, manifest
 from workbench.training.catalogue import Found
 
@@ -51,7 +51,7 @@ class Checkpoints:
     def environ(self, command: StartRanks, job_folder: Path) -> dict[str, str]:
         """For programs that save and load by themselves: where to, and what to go on from if there is something."""
         folder = checkpoint_dir(command.spec, job_folder)
-        newest = command.resume or self.newest(folder)
+        newest = "" if command.resume == THE_START else command.resume or self.newest(folder)
         return {"DTRAIN_CHECKPOINT_DIR": str(folder), **({"DTRAIN_RESUME_FROM": newest} if newest else {})}
 
     def newest(self, folder: Path) -> str:

@@ -19,7 +19,7 @@ from workbench.agent.network import network_defaults
 from workbench.agent.wire import pack
 from workbench.commands import StartRanks
 from workbench.spec import EntrypointKind, JobSpec
-from workbench.state import Placement
+from workbench.state import THE_START, Placement
 
 # What a rank itself has to know of its job's spec: see `training.control`.
 SETTINGS: Final = (
@@ -105,7 +105,8 @@ def describe(command: StartRanks, placement: Placement, environ: dict[str, str],
             **{name: value for name, value in asdict(spec).items() if name in SETTINGS},
             "peers": sorted(place.rank for place in command.placements),  # the ranks of this agent
             "checkpoint_dir": str(checkpoint_dir(spec, program.parent)),
-            "resume": command.resume,
+            "resume": "" if command.resume == THE_START else command.resume,
+            "from_the_start": command.resume == THE_START,
             "job_id": command.job_id,
             "version": __version__,
         },

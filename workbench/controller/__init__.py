@@ -20,6 +20,7 @@ from workbench.controller.parts import Outcome
 from workbench.errors import InvalidTransitionError
 from workbench.events import (
     CancelRequested,
+    CheckpointRefused,
     CheckpointSaved,
     Event,
     LaunchFailed,
@@ -84,6 +85,7 @@ HANDLERS: Final[Mapping[type, Callable[[JobState, Any], Outcome]]] = {
     ResizeRequested: wishes.resize,
     SlotsReturned: wishes.grow,
     CheckpointSaved: wishes.checkpoint_saved,
+    CheckpointRefused: wishes.checkpoint_refused,
     RunResumed: wishes.run_resumed,
     StallDetected: wishes.stalled,
     StallEnded: wishes.stall_ended,

@@ -7,7 +7,17 @@ from typing import Final
 from msgspec.structs import replace
 
 from workbench.commands import Announce, ForgetCopies, ReleaseSlots
-from workbench.controller.parts import Outcome, all_gone, enter, rank_of, request_slots, running, stop, with_rank
+from workbench.controller.parts import (
+    Outcome,
+    all_gone,
+    enter,
+    go_back,
+    rank_of,
+    request_slots,
+    running,
+    stop,
+    with_rank,
+)
 from workbench.events import (
     CancelRequested,
     FailureDetected,
@@ -148,8 +158,9 @@ def _restart(state: JobState, time: float) -> Outcome:
     if decision.action is Action.STOP:
         ended, more = end(told, JobPhase.FAILED, _final_reason(told, decision), time)
         return ended, (*commands, *more)
-    resume = decision.resume.path if decision.resume else "" if decision.action is Action.FALL_BACK else told.resume
-    fresh = replace(counted, restart_count=told.restart_count + 1, fruitless=told.fruitless + 1, resume=resume)
+    fresh = replace(counted, restart_count=told.restart_count + 1, fruitless=told.fruitless + 1)
+    if decision.action is Action.FALL_BACK:
+        fresh = go_back(fresh, decision.resume, decision.step)
     reason = f"{restart_text(fresh)}: {told.failure.reason}{_also(decision)}"
     begun, more = begin_again(fresh, reason, time)
     older = (ForgetCopies(job_id=state.job_id),) if decision.action is Action.FALL_BACK else ()

@@ -66,6 +66,12 @@ def ranks_text(count: int) -> str:
     return f"{count} {'rank' if count == 1 else 'ranks'}"
 
 
+def go_back(state: JobState, path: str, step: int) -> JobState:
+    """To go on from the checkpoint of `step` at `path` (THE_START: from none): what came after it is left behind."""
+    kept = tuple(known for known in state.checkpoints if known.step <= step)
+    return replace(state, resume=path, resumed_step=step, checkpoints=kept)
+
+
 def workers(state: JobState) -> tuple[str, ...]:
     """The workers of the generation, each once, in rank order."""
     return tuple(dict.fromkeys(p.worker for p in state.placements))

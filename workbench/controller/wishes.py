@@ -11,6 +11,7 @@ from workbench.controller.parts import (
     Outcome,
     awaits_slots,
     enter,
+    go_back,
     ranks_text,
     request_checkpoint,
     request_slots,
@@ -19,6 +20,7 @@ from workbench.controller.parts import (
 )
 from workbench.controller.start import waited_for_slots
 from workbench.events import (
+    CheckpointRefused,
     CheckpointSaved,
     NonFiniteFound,
     ResizeRequested,
@@ -30,10 +32,10 @@ from workbench.events import (
     Ticked,
 )
 from workbench.policy.failure import divergence_failure, silence_failure, stall_failure
-from workbench.spec import EntrypointKind, NanPolicy
-from workbench.state import CheckpointTier, JobPhase, JobState
+from workbench.spec import EntrypointKind, JobSpec, NanPolicy
+from workbench.state import THE_START, Checkpoint, CheckpointTier, JobPhase, JobState
 
-KEPT: Final = 8  # checkpoints that the state knows of
+KEPT: Final = 8  # checkpoints that the state knows of, unless the spec has more of the newest kept
 SAVE_WITHIN: Final = 30.0  # s that a resize waits for a checkpoint
 
 
@@ -45,14 +47,17 @@ def resume(state: JobState, event: ResumeRequested) -> Outcome:
     if not state.phase.is_terminal:
         return state, ()
     by = f" by {event.by}" if event.by else ""
-    where = "the newest checkpoint" if event.step is None else f"step {event.step}"
+    step = "the newest checkpoint" if event.step is None else f"step {event.step}"
+    where = "the start" if event.path == THE_START else step
     on = "" if event.ranks is None else f" on {ranks_text(event.ranks)}"
+    chosen = replace(state, resume="") if event.step is None else go_back(state, event.path, event.step)
     fresh = replace(
-        state,
+        chosen,
         restart_count=state.restart_count + 1,
         resume=event.path,
         ranks_wanted=state.ranks_wanted if event.ranks is None else event.ranks,
         fruitless=0,
+        furthest=0,
         faults=(),
         failure=None,
         cancelled=False,
@@ -96,14 +101,13 @@ def _reform(state: JobState, time: float) -> Outcome:
 
 
 def checkpoint_saved(state: JobState, event: CheckpointSaved) -> Outcome:
-    """One on disk. Getting further than the generation began is progress."""
+    """One on disk."""
     saved = event.checkpoint
     if saved.tier is not CheckpointTier.DISK:
         return state, ()
-    others = (known for known in state.checkpoints if known.step < saved.step)  # a branch left behind goes
-    known = replace(state, checkpoints=(*others, saved)[-KEPT:], resume="")
-    if saved.step > state.resumed_step:
-        known = replace(known, fruitless=0)
+    others = [known for known in state.checkpoints if known.step < saved.step]  # a branch left behind goes
+    kept = _thinned_out([*others, saved], state.spec)
+    known = _got_to(replace(state, checkpoints=kept, resume=""), saved.step)
     if state.phase is not JobPhase.HEALTHY:
         return known, ()
     if state.reform:
@@ -111,10 +115,26 @@ def checkpoint_saved(state: JobState, event: CheckpointSaved) -> Outcome:
     return replace(known, reason=running_text(known)), ()
 
 
+def _thinned_out(known: list[Checkpoint], spec: JobSpec) -> tuple[Checkpoint, ...]:
+    """Those that are still there, oldest first: the rule by which ranks remove them is `catalogue.superfluous`."""
+    newest, every = max(1, spec.checkpoint_keep), spec.checkpoint_keep_every
+    older = [one for one in known[:-newest] if every and one.step % every == 0]
+    return (*older, *known[-newest:])[-max(KEPT, newest) :]
+
+
+def _got_to(state: JobState, step: int) -> JobState:
+    """Further than ever is progress: the restarts that led there were not in vain."""
+    return replace(state, furthest=step, fruitless=0) if step > state.furthest else state
+
+
+def checkpoint_refused(state: JobState, event: CheckpointRefused) -> Outcome:
+    """It is not what was saved: nobody is to go back to it."""
+    return replace(state, checkpoints=tuple(c for c in state.checkpoints if c.path != event.checkpoint.path)), ()
+
+
 def run_resumed(state: JobState, event: RunResumed) -> Outcome:
-    """It began further than the one before did: that restart was not in vain."""
-    further = event.step > state.resumed_step
-    resumed = replace(state, resumed_step=event.step, fruitless=0 if further else state.fruitless)
+    """What is newer was passed over, and is left behind."""
+    resumed = _got_to(go_back(state, state.resume, event.step), event.step)
     return (replace(resumed, reason=running_text(resumed)) if state.phase is JobPhase.HEALTHY else resumed), ()
 
 

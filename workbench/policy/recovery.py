@@ -13,7 +13,7 @@ from typing import Final
 import msgspec
 
 from workbench.spec import NanPolicy
-from workbench.state import Checkpoint, Failure, FailureKind, JobState, SlotFaults
+from workbench.state import THE_START, Checkpoint, Failure, FailureKind, JobState, SlotFaults
 
 UNLUCKY: Final = 2  # a slot whose rank was the first cause so often is avoided
 STUCK: Final = 2  # so many restarts in a row that got no further: perhaps it is the checkpoint
@@ -30,11 +30,15 @@ class Action(enum.Enum):
 
 
 class Decision(msgspec.Struct, frozen=True, kw_only=True):
-    """`resume`: the checkpoint to go on from; None: the newest that is whole. `reason` adds to the failure's own."""
+    """`resume`: the path of the checkpoint to go back to, or THE_START; empty: nothing is gone back to.
+
+    `step` is that checkpoint's. `reason` adds to the failure's own.
+    """
 
     action: Action
     reason: str = ""
-    resume: Checkpoint | None = None
+    resume: str = ""
+    step: int = 0
 
 
 class Rule(msgspec.Struct, frozen=True):
@@ -46,8 +50,13 @@ class Rule(msgspec.Struct, frozen=True):
 def decide(state: JobState, cause: Failure) -> Decision:
     """`state` is that of the generation which failed of `cause`, its faults counted (`count_fault`)."""
     rule = next(rule for rule in RULES if rule.applies(state, cause))
-    older = _older(state, cause) if rule.action is Action.FALL_BACK else None
-    return Decision(action=rule.action, reason=_fill(rule.reason, state, cause, older), resume=older)
+    if rule.action is not Action.FALL_BACK:
+        return Decision(action=rule.action, reason=_fill(rule.reason, state, cause, None))
+    older = _older(state, cause)
+    reason = _fill(rule.reason, state, cause, older)
+    if older is None:
+        return Decision(action=rule.action, reason=reason, resume=THE_START)
+    return Decision(action=rule.action, reason=reason, resume=older.path, step=older.step)
 
 
 def count_fault(state: JobState, cause: Failure) -> tuple[SlotFaults, ...]:
@@ -104,8 +113,11 @@ def _is_unlucky(state: JobState, cause: Failure) -> bool:
 
 
 def _older(state: JobState, cause: Failure) -> Checkpoint | None:
-    """The newest checkpoint from before the trouble: before the NaN, else before the one that leads nowhere."""
-    limit = cause.step if _has_diverged(state, cause) and cause.step is not None else state.resumed_step
+    """The newest checkpoint from before the trouble: before the NaN, and before the one that leads nowhere."""
+    limits = [cause.step] if _has_diverged(state, cause) and cause.step is not None else []
+    if not limits or state.fruitless >= STUCK:
+        limits.append(state.resumed_step)
+    limit = min(limits)
     return max((c for c in state.checkpoints if c.step < limit), key=lambda c: c.step, default=None)
 
 

@@ -185,6 +185,12 @@ def abandon(folder: Path, chosen: str) -> None:
             _write_abandoned(folder, now)
 
 
+def abandon_all(folder: Path) -> None:
+    """Somebody begins anew. Raises `OSError`."""
+    if names := {path.name for _, path in _named(folder)}:
+        _write_abandoned(folder, names)
+
+
 def _abandoned(folder: Path) -> frozenset[str]:
     try:
         return frozenset(map(str, json.loads((folder / ABANDONED).read_bytes())))

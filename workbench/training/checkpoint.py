@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, Final
 
@@ -40,6 +41,7 @@ class Checkpointer:
         self._thread: threading.Thread | None = None
         self._writing = 0  # the step that is being written
         self._was_skipped = False
+        self.standing: Callable[[], AbstractContextManager[object]] = nullcontext  # around what training stands for
         if team.leads:
             catalogue.remove_leftovers(where.folder, where.job_id)
 
@@ -54,13 +56,15 @@ class Checkpointer:
 
         Never raises for what the disk does, nor for a state that cannot be kept: that becomes a fact of the job.
         """
+        # Waiting for rank 0 is no checkpoint's time: a rank that does not come has to be noticed as ever.
         if self.team.decide(lambda: "busy" if self.is_busy and not wait else "go") == "busy":
             self._say_skipped(step)
             return False
         self.finish()
-        begun = time.monotonic()
-        copied = self._copy(state, step, extras)
-        self._start(Save(copied, self.where, self.team), begun, time.monotonic() - begun)
+        with self.standing():
+            begun = time.monotonic()
+            copied = self._copy(state, step, extras)
+            self._start(Save(copied, self.where, self.team), begun, time.monotonic() - begun)
         return True
 
     def _copy(self, state: Mapping[str, Any], step: int, extras: Any) -> Copy:
@@ -104,7 +108,8 @@ class Checkpointer:
     def finish(self, timeout: float = AT_EXIT) -> bool:
         """Wait for the save that is on its way; False when it takes longer."""
         if self._thread is not None:
-            self._thread.join(timeout)
+            with self.standing():
+                self._thread.join(timeout)
             if self._thread.is_alive():
                 say(f"gave up waiting for the checkpoint of step {self._writing} after {timeout:.0f} s")
                 return False
@@ -133,6 +138,12 @@ class Checkpointer:
                 self._fact("RunResumed", step=made.step, tier="disk", path=str(path), seconds=seconds)
             return Loaded(step=made.step, path=str(path), extras=extras)
         return None
+
+    def leave_all(self, state: Mapping[str, Any]) -> None:
+        """Begin anew: the checkpoints that are there are no longer gone on from by themselves."""
+        if self.team.leads:
+            catalogue.abandon_all(self.where.folder)
+            say("begins anew, as was asked for; the checkpoints from before are left behind")
 
     def _refuse(self, found: Found) -> None:
         manifest.mark(found.path, found.problem)

@@ -47,6 +47,7 @@ class Keeping:
         self._asking = Asking(checkpointer.team.council, self._wants)
         self._saved_at = -1  # steps of the run at the last save
         self._waits = self._remembers = False  # a save, or a copy in memory, was due in the middle of a step
+        checkpointer.standing = self._checkpointing
         control.on("checkpoint", lambda *_: self._ask())
 
     @classmethod
@@ -94,12 +95,13 @@ class Keeping:
 
     def _sources(self) -> tuple[Callable[[Mapping[str, Any]], Loaded | None], ...]:
         """What may be gone on from, the best first."""
-        resume = self._settings.get("resume", "")
+        resume, is_afresh = self._settings.get("resume", ""), bool(self._settings.get("from_the_start"))
         on_disk = functools.partial(self._checkpointer.load, resume=resume)
+        disk = self._checkpointer.leave_all if is_afresh else on_disk
         if self._memory is None:
-            return (on_disk,)
-        newest = self._checkpointer.newest_step(resume) if self.team.leads else -1
-        return functools.partial(self._memory.load, newest=newest), on_disk
+            return (disk,)
+        newest = self._checkpointer.newest_step(resume) if self.team.leads and not is_afresh else -1
+        return functools.partial(self._memory.load, newest=newest), disk
 
     def _go_on(self, loaded: Loaded, position: DataPosition | None) -> tuple[int, int]:
         """What a rank kept beside the state. With another number of ranks random states begin anew, by rank."""
@@ -152,8 +154,7 @@ class Keeping:
         self, steps: int, state: Mapping[str, Any], position: DataPosition | None, done: int = 0, *, wait: bool
     ) -> bool:
         extras = self._extras(steps, position, done)
-        with self._checkpointing():
-            is_begun = self._checkpointer.save(state, self._number(steps), extras, wait=wait)
+        is_begun = self._checkpointer.save(state, self._number(steps), extras, wait=wait)
         if is_begun:
             self._saved_at = steps
         return is_begun

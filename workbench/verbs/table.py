@@ -221,7 +221,7 @@ VERBS: Final[tuple[Verb, ...]] = (
         "resume", "have an ended job go on from a checkpoint; does nothing while it runs", jobs.resume,
         operands=(JOB,),
         options=(
-            Option(("--step",), "from the checkpoint of that step (default: the newest)", "N", read.whole),
+            Option(("--step",), "from the one of that step; 0: the start (default: the newest)", "N", read.whole),
             Option(("-n", "--ranks"), "on that many ranks (default: as before)", "N", read.count),
             *_COMMON,
         ),

@@ -26,9 +26,9 @@ from workbench.events import (
     StragglerDetected,
     StragglerGone,
 )
-from workbench.state import Checkpoint
+from workbench.state import THE_START, Checkpoint
 from workbench.views.spans import Mark, MarkKind, runs_of
-from workbench.views.wording import plural, size, span
+from workbench.views.wording import plural, seconds, size, span
 
 
 class _Told(NamedTuple):
@@ -75,9 +75,13 @@ def _happened(event: FaultHappened) -> _Told:
 
 def _saved(event: CheckpointSaved) -> _Told:
     saved = event.checkpoint
-    took = f", took {span(event.seconds)}" if event.seconds else ""
-    stood = f", training stood still for {span(event.stalled)}" if event.stalled else ""
+    took = f", took {_brief(event.seconds)}" if event.seconds else ""
+    stood = f", training stood still for {_brief(event.stalled)}" if event.stalled else ""
     return _Told(MarkKind.SAVED, f"{_checkpoint(saved)} saved{took}{stood}", step=saved.step)
+
+
+def _brief(value: float) -> str:
+    return seconds(value) if value < 1 else span(value)
 
 
 def _save_failed(event: CheckpointFailed) -> _Told:
@@ -96,7 +100,8 @@ def _checkpoint(checkpoint: Checkpoint) -> str:
 
 
 def _resume(event: ResumeRequested) -> _Told:
-    where = "the newest checkpoint" if event.step is None else f"step {event.step:,}"
+    step = "the newest checkpoint" if event.step is None else f"step {event.step:,}"
+    where = "the start" if event.path == THE_START else step
     on = "" if event.ranks is None else f" on {plural(event.ranks, 'rank')}"
     return _Told(MarkKind.REQUESTED, f"resume from {where}{on}{_by(event.by)}", step=event.step)
 
