@@ -162,6 +162,8 @@ def pack(value: Any, name: str) -> torch.Tensor:
     stream = io.BytesIO()
     try:
         torch.save(value, stream)
+    except OSError:  # of no value's making
+        raise
     except Exception as error:
         raise UnfitError(f"{name} cannot be kept: {type(error).__name__}: {error}") from None
     check_readable(stream.getbuffer(), name)
