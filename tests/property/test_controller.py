@@ -20,6 +20,7 @@ from workbench.controller import HANDLERS
 from workbench.events import (
     CancelRequested,
     CheckpointFailed,
+    CheckpointRefused,
     CheckpointSaved,
     Event,
     FailureDetected,
@@ -284,6 +285,7 @@ class AnyStory(RuleBasedStateMachine):
         news: list[Event] = [
             CheckpointSaved(**about, checkpoint=point),
             CheckpointFailed(**about, step=step, reason="disk full"),
+            CheckpointRefused(**about, checkpoint=point),
             RunResumed(**about, step=step, tier=CheckpointTier.DISK),
             NonFiniteFound(**about, rank=process.rank, step=step, what="loss"),
             StallDetected(**about, stall=stall),
@@ -468,7 +470,7 @@ class AnyStory(RuleBasedStateMachine):
 
 
 AnyStory.TestCase.settings = settings(
-    max_examples=600,
+    max_examples=200,  # 3 s of processor time, of the 20 s that a busy machine is given; others every run
     stateful_step_count=50,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
@@ -495,6 +497,7 @@ def test_the_stories_above_can_tell_every_event_the_controller_acts_on() -> None
         ResizeRequested,
         SlotsReturned,
         CheckpointSaved,
+        CheckpointRefused,
         RunResumed,
         NonFiniteFound,
         StallDetected,
