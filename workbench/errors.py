@@ -108,7 +108,18 @@ class HangError(JobError):
 
 
 class GradientMismatchError(JobError):
-    """Ranks disagree about gradients or parameters."""
+    """Ranks disagree about gradients, parameters or what else they should hold alike.
+
+    `.step`: optimizer steps finished then; `.mismatch`: a `state.Mismatch` with tensor, element and size of the
+    deviation; `.hint`: what to do about its likely cause.
+    """
+
+    def __init__(
+        self, reason: str, *, job_id: str, rank: int | None = None, hint: str = "", step: int | None = None,
+        mismatch: object = None,
+    ) -> None:  # fmt: skip
+        super().__init__(reason, job_id=job_id, rank=rank, hint=hint)
+        self.step, self.mismatch = step, mismatch
 
 
 class RendezvousTimeoutError(JobError):

@@ -11,7 +11,7 @@ from typing import Final, get_args
 import msgspec
 
 from workbench.spec import JobSpec
-from workbench.state import Checkpoint, CheckpointTier, Failure, JobPhase, Placement, Stall
+from workbench.state import Checkpoint, CheckpointTier, Failure, JobPhase, Mismatch, Placement, Stall
 
 
 class _Event(msgspec.Struct, frozen=True, kw_only=True, tag=True, tag_field="event", omit_defaults=True):
@@ -208,6 +208,48 @@ class NonFiniteFound(_Event, frozen=True, kw_only=True):
     what: str
 
 
+class GradientMismatched(_Event, frozen=True, kw_only=True):
+    """Replicas differ. `step`: optimizer steps finished when that was seen, just before the next.
+
+    `response`: what the ranks do about it, a word of `MismatchPolicy`; "repair" only where it is possible. What it most
+    likely comes of is said by `policy.consistency`, when the agent hears of it: the same words everywhere.
+    """
+
+    restart_count: int
+    step: int
+    mismatch: Mismatch
+    response: str = "warn"
+    cause: str = ""  # a few words
+    sentence: str = ""
+    evidence: tuple[str, ...] = ()
+    fix: str = ""
+
+
+class ReplicasRepaired(_Event, frozen=True, kw_only=True):
+    """The ranks that deviated have what `source` has again, bit for bit, and all digests agree."""
+
+    restart_count: int
+    step: int
+    ranks: tuple[int, ...]
+    source: int
+    tensors: int
+    size: int  # bytes that were sent
+
+
+class ConsistencyPaced(_Event, frozen=True, kw_only=True):
+    """What is checked from now on, and how often; `every` 0: nothing is, and `reason` says why.
+
+    `parts`: checks over which parameters, optimizer state and buffers are spread.
+    """
+
+    restart_count: int
+    step: int
+    every: int
+    parts: int = 1
+    tensors: int = 0
+    reason: str = ""
+
+
 class Ticked(_Event, frozen=True, kw_only=True):
     """A deadline that the state asked for has come."""
 
@@ -290,6 +332,9 @@ Event = (
     | CheckpointFailed
     | RunResumed
     | NonFiniteFound
+    | GradientMismatched
+    | ReplicasRepaired
+    | ConsistencyPaced
     | Ticked
     | PhaseChanged
     | FailureDetected

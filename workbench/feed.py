@@ -9,7 +9,7 @@ import msgspec
 
 from workbench.events import Event
 from workbench.state import JobPhase, JobState
-from workbench.telemetry import CellFinished, OutputWritten, RankBeat
+from workbench.telemetry import CellFinished, ConsistencyReport, OutputWritten, RankBeat
 
 
 class JobSummary(msgspec.Struct, frozen=True, kw_only=True):
@@ -123,12 +123,15 @@ class Total(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
 
 class Cursor(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a client has got to. `output` counts chunks, `beat` beats, `cells` answers; `bucket` is a point in time."""
+    """Where a client has got to. `output` counts chunks, `beat` beats, `cells` answers, `checks` reports of
+    replicas compared; `bucket` is a point in time.
+    """
 
     event: int = 0
     beat: int = 0
     output: int = 0
     cells: int = 0
+    checks: int = 0
     bucket: float = 0.0
 
 
@@ -152,6 +155,7 @@ class Update(msgspec.Struct, frozen=True, kw_only=True):
     totals: tuple[Total, ...] = ()  # the same time as `buckets`, all ranks folded; empty: fold `buckets`
     output: tuple[OutputWritten, ...] = ()
     cells: tuple[CellFinished, ...] = ()
+    checks: tuple[ConsistencyReport, ...] = ()  # how replicas compared; the older ones are dropped first
     output_dropped: int = 0  # bytes of output left out of display before `output`; the log files have them
     telemetry_dropped: int = 0  # steps that were not read in time
     problems: tuple[str, ...] = ()  # what is wrong with the record on disk, in words

@@ -22,6 +22,7 @@ from workbench.entrypoint import check_here, entry, pickle_value, unpickle
 from workbench.errors import (
     CheckpointCorruptError,
     CheckpointNotFoundError,
+    GradientMismatchError,
     HangError,
     JobError,
     PoolUnavailableError,
@@ -33,6 +34,7 @@ from workbench.errors import (
 )
 from workbench.events import Event
 from workbench.feed import Bucket, CellStarted, Cursor, JobSummary, PoolStatus, Update
+from workbench.policy.consistency import explain
 from workbench.policy.failure import first_cause
 from workbench.pool import local
 from workbench.spec import EntrypointKind, JobSpec, check_spec
@@ -492,6 +494,11 @@ def error_of(state: JobState) -> JobError:
             return HangError(reason, job_id=job_id, rank=failure.rank, hint=failure.stall.where)
         case FailureKind.TIMEOUT:
             return RendezvousTimeoutError(reason, job_id=job_id, rank=failure.rank)
+        case FailureKind.MISMATCH if failure.mismatch is not None:
+            fix = explain(failure.mismatch, failure.step or 0).fix
+            return GradientMismatchError(
+                reason, job_id=job_id, rank=failure.rank, hint=fix, step=failure.step, mismatch=failure.mismatch
+            )
         case FailureKind.LAUNCH | FailureKind.WORKER_LOST:
             return JobError(reason, job_id=job_id, rank=failure.rank)
     is_spent = 0 < state.spec.max_restarts <= state.fruitless

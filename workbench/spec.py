@@ -38,6 +38,15 @@ class NanPolicy(enum.Enum):
     ROLLBACK = "rollback"  # restart from the newest checkpoint before it
 
 
+class MismatchPolicy(enum.Enum):
+    """What becomes of a job whose replicas differ."""
+
+    WARN = "warn"
+    STOP = "stop"
+    REPAIR = "repair"  # send what the majority has; stop where there is none
+    ROLLBACK = "rollback"  # restart from the newest checkpoint in which all agreed
+
+
 class JobSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One job, as asked for.
 
@@ -74,7 +83,9 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     min_ranks: int = 0  # elastic: go on with so many when there are no slots for all; 0: all or none
     min_nnodes: int = 0
     on_nan: NanPolicy = NanPolicy.WARN
-    consistency_every: int = 0
+    consistency_every: int = 0  # checks of replicas, in steps; 0: as the budget allows, -1: never
+    consistency_budget: float = 0.02  # of a step's time
+    on_mismatch: MismatchPolicy = MismatchPolicy.WARN
     seed: int | None = None
     deterministic: bool = False
     log_limit: int = 512 * 2**20
@@ -188,7 +199,16 @@ def _complaints(spec: JobSpec) -> list[tuple[bool, str, str]]:
             f"at least {spec.min_nnodes} of {spec.nnodes} nodes were asked for",
             "write it as --nnodes MIN:MAX",
         ),
-        (spec.consistency_every < 0, f"consistency_every is {spec.consistency_every}", "give steps, 0 for never"),
+        (
+            spec.consistency_every < -1,
+            f"consistency_every is {spec.consistency_every}",
+            "give steps, 0 for as often as the budget allows, -1 for never",
+        ),
+        (
+            not 0 < spec.consistency_budget <= 1,
+            f"consistency_budget is {spec.consistency_budget}",
+            "give a share of a step's time, such as 0.02",
+        ),
         (spec.log_limit < 2**16, f"log_limit is {spec.log_limit} bytes", "give at least 65536"),
         (
             any(not key or "=" in key for key in spec.env),

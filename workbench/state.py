@@ -57,6 +57,7 @@ class FailureKind(enum.IntEnum):
     WORKER_LOST = 6  # its whole worker process or host went away
     LAUNCH = 7  # never started
     DIVERGED = 8  # loss, gradient or parameter is not finite, and the job was to end or go back then
+    MISMATCH = 9  # replicas differ, and the job was to end or go back then
 
 
 class StallKind(enum.Enum):
@@ -99,6 +100,66 @@ class Stall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     stacks: tuple[StackGroup, ...] = ()
 
 
+class Compared(enum.Enum):
+    """In what replicas, the ranks that hold the same parameters, are compared; in the order in which it explains."""
+
+    STEPS = "steps"  # how many each optimizer has taken
+    STRUCTURE = "structure"  # names, order, shapes and types of parameters
+    SETTINGS = "settings"  # learning rates and other options
+    ABSENT = "absent"  # which gradients are None
+    PARAMETERS = "parameters"
+    STATE = "state"  # the optimizer's
+    BUFFERS = "buffers"
+    GRADIENTS = "gradients"
+    DATA = "data"
+    SCALE = "scale"  # a GradScaler's
+
+
+class Side(msgspec.Struct, frozen=True, array_like=True):
+    """Ranks that agree with each other, and the digest that they have, 16 hexadecimal digits."""
+
+    ranks: tuple[int, ...]
+    digest: str = ""
+
+
+class Mismatch(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One difference between replicas: who deviates in what, and the evidence for a cause (`policy.consistency`).
+
+    `ranks`: who deviates; empty: it cannot be told. `told_by`: "majority", or "own digest": what the rank has is not
+    what it had itself after its last step. `also`: what else differed at the same check.
+    """
+
+    compared: Compared
+    ranks: tuple[int, ...] = ()
+    told_by: str = ""
+    sides: tuple[Side, ...] = ()  # the largest first; at most 16
+    also: tuple[Compared, ...] = ()
+    tensors: tuple[str, ...] = ()  # names of the first few that differ; of an option: `lr`
+    count: int = 0  # tensors that differ
+    of: int = 0  # tensors in all
+    element: int | None = None  # flat index of the first that differs, in the first tensor
+    elements: int = 0  # that differ there
+    size: int = 0  # elements that it has
+    bits: tuple[int, ...] = ()  # that differ in the first one; 0 is the lowest
+    deviation: float = 0.0  # the largest absolute difference there
+    relative: float = 0.0  # the same, over the tensor's root mean square
+    ratio: float = 0.0  # all of it is so many times what the others have; 0: it is not
+    measured_on: int | None = None  # the rank whose element, bits, deviation and ratio these are
+    compared_with: int | None = None  # and the one that it was held against
+    unsynced: tuple[int, ...] = ()  # whose last backward before the step was under no_sync
+    synced: tuple[int, ...] = ()  # who had an earlier one that was not
+    bypassed: tuple[int, ...] = ()  # where the wrapper's forward was not called for this step
+    changed: tuple[int, ...] = ()  # whose own digest has changed since their last step
+    lacking: tuple[int, ...] = ()  # who has none of it, where others have
+    broken: tuple[int, ...] = ()  # where it is not finite
+    is_first: bool = False  # at the first check: nothing has agreed yet
+    is_wrapped: bool = True  # by DDP; else the program reduces by itself
+    broadcasts: bool = True  # buffers: DDP was to send rank 0's
+    late: int = 0  # steps after the one that is meant
+    values: tuple[str, ...] = ()  # of what is no tensor: what each side has, in their order
+    detail: str = ""
+
+
 class CheckpointTier(enum.Enum):
     """Where a checkpoint lies."""
 
@@ -120,6 +181,7 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     digest: str = ""
     tier: CheckpointTier = CheckpointTier.DISK
     problem: str = ""
+    agreed: bool | None = None  # whether all ranks held the same parameters and optimizer state; None: not compared
 
 
 class SlotFaults(msgspec.Struct, frozen=True, array_like=True):
@@ -143,6 +205,7 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
     stall: Stall | None = None  # of ranks that stopped getting on, or of what made a collective fail
     collective: str = ""  # the last numbered one that it had entered
     collective_seq: int = 0
+    mismatch: Mismatch | None = None  # of replicas that differ
 
 
 class Placement(msgspec.Struct, frozen=True, kw_only=True):

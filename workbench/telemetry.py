@@ -73,4 +73,31 @@ class CellFinished(_Report, frozen=True, kw_only=True):
     seconds: float = 0.0
 
 
-Report = StepsTaken | RankBeat | OutputWritten | CellFinished
+class ConsistencyReport(_Report, frozen=True, kw_only=True):
+    """What checking has found since the last report, of one optimizer; said by the lowest of the ranks that it is of.
+
+    The verdicts are those of all `ranks`. `share`: CPU time of the check over that of a step, of the rank where it is
+    largest. A step that was not checked is in no figure but `last_step - first_step + 1`.
+    """
+
+    restart_count: int
+    rank: int
+    start: float  # epoch s
+    end: float
+    first_step: int
+    last_step: int
+    ranks: tuple[int, ...]
+    optimizer: int = 0  # in the order in which they first stepped
+    checked: int = 0  # steps
+    agreed: int = 0
+    deviating: tuple[tuple[int, int], ...] = ()  # (rank, checks in which it deviated)
+    unclear: int = 0  # checks in which ranks differed and none could be named
+    repaired: int = 0
+    every: int = 1  # steps between two checks
+    parts: int = 1  # checks over which parameters, state and buffers are spread
+    share: float = 0.0
+    tensors: int = 0
+    digest: str = ""  # of the gradients at the last check, 16 hexadecimal digits
+
+
+Report = StepsTaken | RankBeat | OutputWritten | CellFinished | ConsistencyReport

@@ -18,10 +18,13 @@ from workbench.spec import EntrypointKind, JobSpec
 from workbench.state import (
     Checkpoint,
     CheckpointTier,
+    Compared,
     Failure,
     FailureKind,
     JobPhase,
+    Mismatch,
     Placement,
+    Side,
     StackGroup,
     Stall,
     StallKind,
@@ -56,6 +59,20 @@ SPECIFIC[Stall] = st.builds(
     since=real,
     stacks=st.tuples(st.builds(StackGroup, ranks=st.tuples(whole), text=text)),
 )
+SPECIFIC[Mismatch] = st.builds(
+    Mismatch,
+    compared=st.sampled_from(Compared),
+    ranks=st.tuples(whole),
+    sides=st.tuples(st.builds(Side, ranks=st.tuples(whole, whole), digest=text)),
+    also=st.tuples(st.sampled_from(Compared)),
+    tensors=st.tuples(text),
+    element=st.none() | whole,
+    bits=st.tuples(whole),
+    deviation=real,
+    values=st.tuples(text, text),
+)
+SPECIFIC[tuple[int, ...]] = st.lists(whole, max_size=3).map(tuple)
+SPECIFIC[tuple[str, ...]] = st.lists(text, max_size=3).map(tuple)
 SPECIFIC[CheckpointTier] = st.sampled_from(CheckpointTier)
 SPECIFIC[Checkpoint] = st.builds(
     Checkpoint, step=whole, path=text, world_size=whole, saved_at=real, tier=SPECIFIC[CheckpointTier], problem=text

@@ -24,6 +24,7 @@ from workbench.events import (
     CheckpointSaved,
     Event,
     FailureDetected,
+    GradientMismatched,
     LaunchFailed,
     LaunchRefused,
     LaunchRequested,
@@ -52,9 +53,11 @@ from workbench.spec import JobSpec, NanPolicy
 from workbench.state import (
     Checkpoint,
     CheckpointTier,
+    Compared,
     FailureKind,
     JobPhase,
     JobState,
+    Mismatch,
     RankPhase,
     Stall,
     StallKind,
@@ -65,6 +68,7 @@ WORKERS = ("a", "b", "c")
 OWN_KINDS = [kind for kind in FailureKind if kind is not FailureKind.COLLECTIVE]
 RARELY = st.integers(0, 5).map(lambda n: n == 5)  # for what ends most of a story
 OFTEN = st.integers(0, 2).map(lambda n: n == 2)
+RESPONSES = st.sampled_from(["warn", "stop", "repair", "rollback"])
 Told = tuple[float, FailureKind, int | None]
 
 
@@ -133,6 +137,8 @@ class Watched(FakePool):
                 told.append((event.time, FailureKind.TIMEOUT, event.stall.ranks[0]))
             case NonFiniteFound() if state.phase is JobPhase.HEALTHY and state.spec.on_nan is not NanPolicy.WARN:
                 told.append((event.time, FailureKind.DIVERGED, event.rank))
+            case GradientMismatched() if event.response in ("stop", "rollback") and state.ranks:
+                told.append((event.time, FailureKind.MISMATCH, event.mismatch.ranks[0]))
 
 
 class AnyStory(RuleBasedStateMachine):
@@ -282,12 +288,14 @@ class AnyStory(RuleBasedStateMachine):
         about = {"time": self.pool.now, "restart_count": process.restart_count}
         point = Checkpoint(step=step, path=f"/c/{step}", world_size=1, saved_at=self.pool.now)
         stall = Stall(kind=StallKind.ABSENT, ranks=(process.rank,), reason=f"rank {process.rank} hangs", since=1.0)
+        mismatch = Mismatch(compared=Compared.PARAMETERS, ranks=(process.rank,), told_by="majority", count=1)
         news: list[Event] = [
             CheckpointSaved(**about, checkpoint=point),
             CheckpointFailed(**about, step=step, reason="disk full"),
             CheckpointRefused(**about, checkpoint=point),
             RunResumed(**about, step=step, tier=CheckpointTier.DISK),
             NonFiniteFound(**about, rank=process.rank, step=step, what="loss"),
+            GradientMismatched(**about, step=step, mismatch=mismatch, response=data.draw(RESPONSES)),
             StallDetected(**about, stall=stall),
             StallEnded(**about, seconds=3.0),
             SlotsReturned(time=self.pool.now, ranks=3),
@@ -500,6 +508,7 @@ def test_the_stories_above_can_tell_every_event_the_controller_acts_on() -> None
         CheckpointRefused,
         RunResumed,
         NonFiniteFound,
+        GradientMismatched,
         StallDetected,
         StallEnded,
     }

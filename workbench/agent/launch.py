@@ -24,7 +24,8 @@ from workbench.state import THE_START, Placement
 # What a rank itself has to know of its job's spec: see `training.control`.
 SETTINGS: Final = (
     "checkpoint_every", "checkpoint_seconds", "checkpoint_dir", "checkpoint_keep", "checkpoint_keep_every",
-    "consistency_every", "deterministic", "progress_timeout", "snapshot_every", "max_restarts", "min_ranks",
+    "consistency_every", "consistency_budget", "deterministic", "progress_timeout", "snapshot_every", "max_restarts",
+    "min_ranks",
 )  # fmt: skip
 
 
@@ -103,6 +104,7 @@ def describe(command: StartRanks, placement: Placement, environ: dict[str, str],
         "deterministic": spec.deterministic,
         "settings": {
             **{name: value for name, value in asdict(spec).items() if name in SETTINGS},
+            "on_mismatch": spec.on_mismatch.value,
             "peers": sorted(place.rank for place in command.placements),  # the ranks of this agent
             "checkpoint_dir": str(checkpoint_dir(spec, program.parent)),
             "resume": "" if command.resume == THE_START else command.resume,

@@ -27,13 +27,15 @@ from workbench.agent.witness import Witness
 from workbench.agent.words import doing, split_status
 from workbench.blackbox import Snapshot
 from workbench.commands import StartRanks
-from workbench.events import Event, LaunchFailed, RankExited, RankRaised, RankStarted
+from workbench.events import Event, GradientMismatched, LaunchFailed, RankExited, RankRaised, RankStarted
+from workbench.policy.consistency import explain
 from workbench.state import Placement
-from workbench.telemetry import CellFinished, Report, StepsTaken
+from workbench.telemetry import CellFinished, ConsistencyReport, Report, StepsTaken
 
 Emit: TypeAlias = Callable[[Event | Report], None]
 FACTS: Final = (
     "CheckpointSaved", "CheckpointFailed", "CheckpointRefused", "RunResumed", "NonFiniteFound", "FaultHappened",
+    "GradientMismatched", "ReplicasRepaired", "ConsistencyPaced",
 )  # fmt: skip
 
 
@@ -219,6 +221,8 @@ class RankProcess:
                     self.left = frame.header["code"]
                 case "fact":
                     self._on_fact(frame.header)
+                case "consistency":
+                    self._on_consistency(frame.header["fields"])
                 case "witness":
                     self.witness.offered(frame)
                 case "evidence":
@@ -235,7 +239,20 @@ class RankProcess:
             fields["rank"] = self.rank
         if header["event"] == "FaultHappened":
             fields["step"] = self.last_step
-        self.emit(msgspec.convert({**fields, "event": header["event"]}, Event))
+        event = msgspec.convert({**fields, "event": header["event"]}, Event)
+        self.emit(self._explained(event) if isinstance(event, GradientMismatched) else event)
+
+    def _explained(self, event: GradientMismatched) -> GradientMismatched:
+        """With its cause, which goes to the log as well."""
+        why = explain(event.mismatch, event.step)
+        self.transcript.note(f"{why.sentence}; {why.fix}")
+        return msgspec.structs.replace(
+            event, cause=why.cause.value, sentence=why.sentence, evidence=why.evidence, fix=why.fix
+        )
+
+    def _on_consistency(self, fields: dict[str, Any]) -> None:
+        about = {"job_id": self.job_id, "restart_count": self.restart_count, "rank": self.rank}
+        self.emit(msgspec.convert({**fields, **about}, ConsistencyReport))
 
     def _on_raised(self, header: Header) -> None:
         if self.stop_signal is None:

@@ -181,7 +181,22 @@ def watch(box: blackbox.Writer) -> None:
     if Control.current is not None:
         faults.install(Control.current)
     guard.install()
+    if Control.current is not None and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        _compare_replicas(Control.current)
     observe.install(box, offset=time.time() - time.monotonic())
+
+
+def _compare_replicas(control: Control) -> None:
+    """Before the observer: a check is no part of the optimizer's time. Training goes on without it, whatever it is."""
+    from workbench.training import consistency
+
+    try:
+        consistency.install(control)
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+    except Exception as error:
+        sys.stderr.write(f"dtrain: replicas are not compared: {type(error).__name__}: {error}\n")
 
 
 def _tell(control: Control, header: Header) -> None:

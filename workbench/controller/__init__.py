@@ -23,6 +23,7 @@ from workbench.events import (
     CheckpointRefused,
     CheckpointSaved,
     Event,
+    GradientMismatched,
     LaunchFailed,
     LaunchRefused,
     LaunchRequested,
@@ -90,5 +91,6 @@ HANDLERS: Final[Mapping[type, Callable[[JobState, Any], Outcome]]] = {
     StallDetected: wishes.stalled,
     StallEnded: wishes.stall_ended,
     NonFiniteFound: wishes.non_finite,
+    GradientMismatched: wishes.mismatched,
     Ticked: wishes.tick,
 }

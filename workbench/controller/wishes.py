@@ -22,6 +22,7 @@ from workbench.controller.start import waited_for_slots
 from workbench.events import (
     CheckpointRefused,
     CheckpointSaved,
+    GradientMismatched,
     NonFiniteFound,
     ResizeRequested,
     ResumeRequested,
@@ -31,7 +32,8 @@ from workbench.events import (
     StallEnded,
     Ticked,
 )
-from workbench.policy.failure import divergence_failure, silence_failure, stall_failure
+from workbench.policy.failure import SETTLE, divergence_failure, mismatch_failure, silence_failure, stall_failure
+from workbench.policy.recovery import count_corruption
 from workbench.spec import EntrypointKind, JobSpec, NanPolicy
 from workbench.state import THE_START, Checkpoint, CheckpointTier, JobPhase, JobState
 
@@ -161,6 +163,20 @@ def non_finite(state: JobState, event: NonFiniteFound) -> Outcome:
     if state.spec.on_nan is NanPolicy.WARN or state.phase is not JobPhase.HEALTHY:
         return state, ()
     return fail(state, (divergence_failure(state, event),), event.time)
+
+
+def mismatched(state: JobState, event: GradientMismatched) -> Outcome:
+    """Replicas that differ. What looks like a fault of a device counts against its slot, also when training goes on.
+
+    The ranks that are to stop raise as soon as they have said so: one of them may be heard of before this.
+    """
+    going_on = event.response in ("warn", "repair") or state.spec.kind is EntrypointKind.INTERACTIVE
+    if going_on:
+        return replace(state, faults=count_corruption(state, event.mismatch)), ()
+    is_ending = state.phase in (JobPhase.RECOVERING, JobPhase.STOPPING)
+    if not state.ranks or (is_ending and event.time > state.phase_since + SETTLE):
+        return state, ()
+    return fail(state, (mismatch_failure(state, event),), event.time)
 
 
 # --- deadlines --------------------------------------------------------------------------------------------------------

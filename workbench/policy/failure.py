@@ -11,8 +11,17 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from workbench.events import LaunchFailed, NonFiniteFound, RankExited, RankRaised, StallDetected, WorkerLost
+from workbench.events import (
+    GradientMismatched,
+    LaunchFailed,
+    NonFiniteFound,
+    RankExited,
+    RankRaised,
+    StallDetected,
+    WorkerLost,
+)
 from workbench.evidence import RankEvidence
+from workbench.policy.consistency import summary
 from workbench.policy.diagnosis import as_stall, mismatch_of
 from workbench.state import Failure, FailureKind, JobPhase, JobState, RankPhase, RankState, Stall, StallKind
 
@@ -238,6 +247,20 @@ def divergence_failure(state: JobState, event: NonFiniteFound) -> Failure:
         time=event.time,
         step=event.step,
         log_path=state.ranks[event.rank].log_path if event.rank < len(state.ranks) else "",
+    )
+
+
+def mismatch_failure(state: JobState, event: GradientMismatched) -> Failure:
+    """Replicas differ in a job that is not to go on with that; the first that deviates stands for them, if any."""
+    rank = event.mismatch.ranks[0] if event.mismatch.ranks else None
+    return Failure(
+        kind=FailureKind.MISMATCH,
+        rank=rank,
+        reason=summary(event.mismatch, event.step),
+        time=event.time,
+        step=event.step,
+        log_path="" if rank is None or rank >= len(state.ranks) else state.ranks[rank].log_path,
+        mismatch=event.mismatch,
     )
 
 

@@ -12,8 +12,9 @@ from typing import Final
 
 import msgspec
 
-from workbench.spec import NanPolicy
-from workbench.state import THE_START, Checkpoint, Failure, FailureKind, JobState, SlotFaults
+from workbench.policy.consistency import is_corruption
+from workbench.spec import MismatchPolicy, NanPolicy
+from workbench.state import THE_START, Checkpoint, Failure, FailureKind, JobState, Mismatch, SlotFaults
 
 UNLUCKY: Final = 2  # a slot whose rank was the first cause so often is avoided
 STUCK: Final = 2  # so many restarts in a row that got no further: perhaps it is the checkpoint
@@ -61,8 +62,19 @@ def decide(state: JobState, cause: Failure) -> Decision:
 
 def count_fault(state: JobState, cause: Failure) -> tuple[SlotFaults, ...]:
     """The job's slots and how often their ranks were to blame, with this failure."""
-    place = next((p for p in state.placements if p.rank == cause.rank), None)
-    if place is None or cause.kind not in OF_A_SLOT:
+    if cause.mismatch is not None:
+        return count_corruption(state, cause.mismatch)
+    return _counted(state, cause.rank) if cause.kind in OF_A_SLOT else state.faults
+
+
+def count_corruption(state: JobState, mismatch: Mismatch) -> tuple[SlotFaults, ...]:
+    """The same, with a difference of replicas that looks like a device's fault."""
+    return _counted(state, mismatch.ranks[0]) if is_corruption(mismatch) else state.faults
+
+
+def _counted(state: JobState, rank: int | None) -> tuple[SlotFaults, ...]:
+    place = next((p for p in state.placements if p.rank == rank), None)
+    if place is None:
         return state.faults
     known = {(f.worker, f.slot): f.count for f in state.faults}
     known[place.worker, place.slot] = known.get((place.worker, place.slot), 0) + 1
@@ -99,6 +111,10 @@ def _has_diverged(state: JobState, cause: Failure) -> bool:
     return cause.kind is FailureKind.DIVERGED
 
 
+def _differs(state: JobState, cause: Failure) -> bool:
+    return cause.kind is FailureKind.MISMATCH
+
+
 def _is_spent(state: JobState, cause: Failure) -> bool:
     return state.fruitless >= state.spec.max_restarts
 
@@ -114,11 +130,24 @@ def _is_unlucky(state: JobState, cause: Failure) -> bool:
 
 def _older(state: JobState, cause: Failure) -> Checkpoint | None:
     """The newest checkpoint from before the trouble: before the NaN, and before the one that leads nowhere."""
+    if _differs(state, cause):
+        return _agreed(state, cause)
     limits = [cause.step] if _has_diverged(state, cause) and cause.step is not None else []
     if not limits or state.fruitless >= STUCK:
         limits.append(state.resumed_step)
     limit = min(limits)
     return max((c for c in state.checkpoints if c.step < limit), key=lambda c: c.step, default=None)
+
+
+def _agreed(state: JobState, cause: Failure) -> Checkpoint | None:
+    """The newest checkpoint in which all ranks agreed; where none was compared, the newest from before they differed.
+
+    One of the step at which it was seen was compared as it was saved, before that.
+    """
+    limit = state.resumed_step - 1 if state.fruitless >= STUCK else cause.step or 0
+    agreed = [c for c in state.checkpoints if c.step <= limit and c.agreed]
+    unknown = [c for c in state.checkpoints if c.step < limit and c.agreed is None]
+    return max(agreed or unknown, key=lambda c: c.step, default=None)
 
 
 def _fill(reason: str, state: JobState, cause: Failure, older: Checkpoint | None) -> str:
@@ -134,9 +163,15 @@ RULES: Final = (
         Action.STOP,
         "the job was to stop then",
     ),
+    Rule(
+        lambda state, cause: _differs(state, cause) and state.spec.on_mismatch is not MismatchPolicy.ROLLBACK,
+        Action.STOP,
+        "the job was to stop then",
+    ),
     Rule(lambda state, cause: state.spec.max_restarts == 0, Action.STOP, ""),
     Rule(_is_spent, Action.STOP, "no restart left of {limit}"),
     Rule(_has_diverged, Action.FALL_BACK, "back to {step}, before it"),
+    Rule(_differs, Action.FALL_BACK, "back to {step}, where all ranks agreed"),
     Rule(_is_stuck, Action.FALL_BACK, "back to {step}, as {count} restarts got no further"),
     Rule(_is_unlucky, Action.EXCLUDE, "{place} failed twice and is avoided"),
     Rule(lambda state, cause: True, Action.RESTART, ""),

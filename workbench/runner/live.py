@@ -16,10 +16,11 @@ from workbench.events import CheckpointSaved, Event, PhaseChanged
 from workbench.feed import Bucket, Cursor, JobSummary, Total, Update
 from workbench.state import CheckpointTier, JobState
 from workbench.store.jobfile import JobFile
-from workbench.telemetry import CellFinished, OutputWritten, RankBeat, Report, StepsTaken
+from workbench.telemetry import CellFinished, ConsistencyReport, OutputWritten, RankBeat, Report, StepsTaken
 from workbench.views.buckets import throughput
 
 OUTPUT_BYTES: Final = 4 * 2**20
+CHECK_BYTES: Final = 4 * 2**20
 CELL_BYTES: Final = 256 * 2**20
 WINDOW: Final = 5.0  # s over which a running job's throughput is taken
 FEW_RANKS: Final = 16  # up to here a client gets the whole history by rank
@@ -66,6 +67,7 @@ class LiveJob:
         self._beat = 0
         self._output = Ring[OutputWritten](OUTPUT_BYTES, lambda chunk: len(chunk.text) + 64)
         self._cells = Ring[CellFinished](CELL_BYTES, lambda cell: len(cell.payload) + len(cell.traceback) + 256)
+        self._checks = Ring[ConsistencyReport](CHECK_BYTES, lambda check: 8 * len(check.ranks) + 512)
         self._output_dropped = self._telemetry_dropped = 0
         self._waiters: set[asyncio.Future[None]] = set()
         self.tick: asyncio.TimerHandle | None = None
@@ -130,6 +132,8 @@ class LiveJob:
                 self._output.add(report)
             case CellFinished():
                 self._cells.add(report)
+            case ConsistencyReport():
+                self._checks.add(report)
         self.wake()
 
     def flush(self, now: float) -> None:
@@ -172,6 +176,7 @@ class LiveJob:
             totals=totals,
             output=tuple(self._output.since(cursor.output)),
             cells=tuple(self._cells.since(cursor.cells)),
+            checks=tuple(self._checks.since(cursor.checks)),
             output_dropped=self._output_dropped + self._output.lost,
             telemetry_dropped=self._telemetry_dropped + self.file.dropped,
             problems=self.file.problems,
@@ -184,6 +189,7 @@ class LiveJob:
             beat=self._beat,
             output=self._output.last,
             cells=self._cells.last,
+            checks=self._checks.last,
             bucket=bucket,
         )
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from workbench.faults import FAULTS
-from workbench.spec import NanPolicy
+from workbench.spec import MismatchPolicy, NanPolicy
 from workbench.state import JobPhase
 from workbench.verbs.declare import Option, Verb
 from workbench.verbs.parse import find_option
@@ -128,6 +128,7 @@ def _folders(fragment: str) -> list[str]:
 _FIXED: Final[Sources] = {
     "phase": lambda text: _begins(text.upper(), [phase.value for phase in JobPhase]),
     "fault": lambda text: _begins(text, FAULTS),
+    "mismatch": lambda text: _begins(text, [policy.value for policy in MismatchPolicy]),
     "nan": lambda text: _begins(text, [policy.value for policy in NanPolicy]),
     "shell": lambda text: _begins(text, ("bash", "zsh")),
     "verb": lambda text: _begins(text, verb_names()),

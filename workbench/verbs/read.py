@@ -6,7 +6,7 @@ import math
 import re
 from typing import Final
 
-from workbench.spec import NanPolicy
+from workbench.spec import MismatchPolicy, NanPolicy
 from workbench.state import JobPhase
 
 _UNITS: Final = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
@@ -135,6 +135,28 @@ def names(text: str) -> tuple[str, ...]:
     if not found:
         raise ValueError("names with commas between, such as transformers,lightning")
     return found
+
+
+def checks(text: str) -> int:
+    """Steps between two checks; `auto` is 0, `off` and 0 are -1, as `JobSpec` has them."""
+    return -1 if text == "0" else pace(text)
+
+
+def share(text: str) -> float:
+    """A share of something: 0.02 or 2%."""
+    match = re.fullmatch(r"(\d+(?:\.\d*)?|\.\d+)(%?)", text)
+    value = float(match[1]) / (100 if match[2] else 1) if match else 0.0
+    if not 0 < value <= 1:
+        raise ValueError("a share, such as 0.02 or 2%")
+    return value
+
+
+def mismatch_policy(text: str) -> MismatchPolicy:
+    """What is done about replicas that differ."""
+    try:
+        return MismatchPolicy(text)
+    except ValueError:
+        raise ValueError(f"one of {', '.join(policy.value for policy in MismatchPolicy)}") from None
 
 
 def nan_policy(text: str) -> NanPolicy:

@@ -1,0 +1,257 @@
+"""One check: what a rank brings to it, the exchange, and what becomes of the answer.
+
+Called just before an optimizer's step, on every rank that has the same parameters, so that a wrong gradient is found
+before it is used. While ranks agree, a check is a few digests and one small all-reduce. On a difference they inquire
+together, and do what the job's `on_mismatch` says. Nothing is ever raised but that: what fails in a check ends
+checking, with a word.
+
+On a device that works on its own, digests are read one step late, when they are long there, so that nothing waits for
+it. A difference is then found after one step has been taken with it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from time import thread_time
+from typing import Any, Final
+
+import torch
+
+from workbench.training.consistency import lanes, locate
+from workbench.training.consistency.cadence import FIRST, Costs, Pace, choose, is_worth, share
+from workbench.training.consistency.inquiry import Finding, inquire, sentence
+from workbench.training.consistency.measure import Measure
+from workbench.training.consistency.repair import repair
+from workbench.training.consistency.replicas import Unit, digest_of
+from workbench.training.consistency.reports import Reports, say
+
+MOST_MISSED: Final = 50  # checks in a row to which somebody did not come
+SMOOTH: Final = 0.2  # weight of the newest time
+DIGESTS: Final = ("parameters", "state", "gradients", "buffers")
+HELD: Final = ("parameters", "state", "gradients", "buffers")
+# What follows by itself from a difference that was told and not repaired.
+FOLLOWS: Final[Mapping[str, tuple[str, ...]]] = {
+    "steps": (*HELD, "scale", "settings", "absent"),
+    "structure": lanes.COMPARED,
+    "settings": HELD,
+    "absent": HELD,
+    "parameters": HELD,
+    "state": HELD,
+    "buffers": ("buffers",),
+    "gradients": (*HELD, "scale", "settings"),
+    "scale": (*HELD, "steps"),
+    "data": (),
+}
+
+
+class ReplicasDifferError(RuntimeError):
+    """Ranks that should hold the same do not, and the job was to stop or go back then; says who, where and what."""
+
+
+class Checker:
+    """One of a process. `policy`: a word of `MismatchPolicy`; `every`: steps between checks, 0 for what is cheap.
+
+    `step_of`: optimizer steps that the rank has finished. `scale_of`: what a GradScaler does, as a number.
+    """
+
+    def __init__(
+        self, reports: Reports, step_of: Callable[[], int], *, policy: str = "warn", every: int = 0,
+        budget: float = 0.02,
+    ) -> None:  # fmt: skip
+        self.reports, self.step_of, self.policy = reports, step_of, policy
+        self.every, self.budget = every, budget
+        self.scale_of: Callable[[], int] = lambda: 0
+        self.measure = Measure()
+        self.off = ""
+        self._told: dict[int, set[str]] = {}  # by unit: differences told that may still be there
+
+    # --- before a step ------------------------------------------------------------------------------------------------
+
+    def check(self, unit: Unit) -> None:
+        """Raises `ReplicasDifferError`, on all ranks alike, when the job is not to go on."""
+        try:
+            self._check(unit)
+        except ReplicasDifferError:
+            raise
+        except Exception as error:
+            self.end(f"{type(error).__name__}: {error}")
+            say(f"replicas are no longer compared: {self.off}")
+        if self.off:
+            unit.due = sys.maxsize
+
+    def _check(self, unit: Unit) -> None:
+        begun = thread_time()
+        row = self._row(unit, begun)
+        if row is None:
+            return
+        reduced = unit.room.exchange(row)
+        if reduced is None:
+            self._missed(unit)
+            return
+        reading = lanes.read(reduced)
+        unit.checks += 1
+        if reading.differing:
+            self._differ(unit, reading.differing)
+        else:
+            unit.agreements += 1
+            self._told.pop(unit.number, None)
+            self._time(unit, begun)
+            self.reports.agreed(unit, self.step_of(), unit.digest)
+        self._pace(unit, reading.largest)
+
+    def _row(self, unit: Unit, begun: float) -> torch.Tensor | None:
+        """None: it is still on its way from a device."""
+        if unit.late is not None:
+            (numbers, event, values), unit.late = unit.late, None
+            event.synchronize()  # of a step ago
+            return self._filled(unit, values, numbers.tolist())
+        values = self._plain_lanes(unit)
+        gradients = self.measure.gradients(unit)
+        dear = thread_time()
+        members, frozen = unit.stretch()
+        held = self.measure.held(unit, members, frozen)
+        buffers = self.measure.together([model.buffer_digest.reshape(1) for model in unit.models])
+        digests = [*held, gradients, buffers]
+        unit.dear_time = thread_time() - dear
+        if any(digest.is_cuda for digest in digests):
+            unit.late = _sent(digests, values)
+            unit.is_late, unit.due = True, unit.steps + 1
+            return None
+        numbers = [int(digest) for digest in digests]
+        self._notice_changes(unit, numbers)
+        return self._filled(unit, values, numbers)
+
+    def _filled(self, unit: Unit, values: Mapping[str, int], numbers: Sequence[int]) -> torch.Tensor:
+        unit.digest = numbers[DIGESTS.index("gradients")]
+        return lanes.row({**values, **dict(zip(DIGESTS, numbers, strict=True))})
+
+    def _plain_lanes(self, unit: Unit) -> dict[str, int]:
+        wish = self._wish(unit)
+        return {
+            "steps": unit.number << 40 | unit.steps,
+            "structure": unit.structure(),
+            "settings": digest_of("\n".join(unit.settings())),
+            "absent": digest_of(unit.absent()),
+            "scale": self.scale_of(),
+            "share": int(1e6 * share(unit.costs, Pace(unit.every, unit.parts))),
+            "every": wish.every,
+            "parts": wish.parts,
+        }
+
+    def _notice_changes(self, unit: Unit, numbers: Sequence[int]) -> None:
+        """Whether parameters and state are not what they were after the last step, by this rank's own digests."""
+        kept, unit.kept = unit.kept, None
+        unit.changed = {}
+        if kept is not None and kept[0] == unit.part:
+            unit.changed = {"parameters": numbers[0] != kept[1], "state": numbers[1] != kept[2]}
+
+    # --- after the step before one that is checked --------------------------------------------------------------------
+
+    def prepare(self, unit: Unit) -> None:
+        """Between this step and the next, which is checked, nothing may change what the optimizer keeps."""
+        for model in unit.models:
+            model.wants_buffers, model.synced, model.unsynced = bool(model.buffer_names), 0, 0
+        unit.reduces = 0
+        if unit.room.size == 2:  # no majority then: a rank's own digest may tell
+            held = self.measure.held(unit, *unit.stretch())
+            if not any(digest.is_cuda for digest in held):
+                unit.kept = unit.part, int(held[0]), int(held[1])
+
+    # --- a difference -------------------------------------------------------------------------------------------------
+
+    def _differ(self, unit: Unit, differing: Sequence[str]) -> None:
+        told = self._told.setdefault(unit.number, set())
+        if told.issuperset(differing):
+            self.reports.deviated(unit, self.step_of(), None)
+            return
+        found = inquire(unit, self.measure, differing, known=tuple(told), scale=self.scale_of())
+        if found is None:
+            self.reports.deviated(unit, self.step_of(), ())
+            return
+        lane = found.verdict.lane
+        response = self._response(found)
+        if unit.room.leads:
+            say(sentence(found.mismatch, self.step_of()))
+        self.reports.mismatched(unit, self.step_of(), found.mismatch, response)
+        if lane == "steps":
+            unit.steps = max(one["items"]["steps"] for one in found.accounts)
+        if response == "repair":
+            self._repair(unit, found)
+            return
+        told |= {lane, *FOLLOWS[lane]}
+        if response != "warn":
+            unit.room.gather(None)  # nobody raises before it has been told
+            raise ReplicasDifferError(sentence(found.mismatch, self.step_of()))
+
+    def _response(self, found: Finding) -> str:
+        """What is possible: a repair needs somebody who is known to be right, and something that can be sent."""
+        lane, told_by = found.verdict.lane, found.verdict.sides.told_by
+        if lane == "buffers" and not told_by:
+            return "warn"  # each rank's own statistics: often meant so
+        if self.policy == "repair" and not (told_by and lane in (*locate.TENSORS, "absent")):
+            return "stop"
+        return self.policy
+
+    def _repair(self, unit: Unit, found: Finding) -> None:
+        sides, room = found.verdict.sides, unit.room
+        source = found.verdict.reference
+        done = repair(unit, found.names, source, is_deviating=room.index in sides.deviating)
+        values = {"absent": digest_of(unit.absent()), "gradients": int(self.measure.gradients(unit))}
+        held = self.measure.held(unit, unit.members, unit.frozen)
+        row = lanes.row({**values, "parameters": int(held[0]), "state": int(held[1])})
+        reduced = room.exchange(row)
+        if reduced is None or (left := lanes.read(reduced).differing):
+            raise RuntimeError(f"a repair has left {', '.join(left) if reduced is not None else 'a rank'} behind")
+        self._told.pop(unit.number, None)
+        deviating = tuple(room.ranks[place] for place in sides.deviating)
+        self.reports.repaired(unit, self.step_of(), deviating, room.ranks[source], done)
+
+    def _missed(self, unit: Unit) -> None:
+        unit.due = unit.steps + 1
+        if unit.room.missed > MOST_MISSED:
+            self.end("not every rank takes the optimizer's steps that the others take")
+            self.reports.paced(unit, self.step_of(), self.off)
+
+    # --- how often ----------------------------------------------------------------------------------------------------
+
+    def _time(self, unit: Unit, begun: float) -> None:
+        """Note what this check has cost, and what the steps since the last one did."""
+        now = thread_time()
+        if unit.timed_at is not None and unit.steps > unit.timed_at[0]:
+            step = (begun - unit.timed_at[1]) / (unit.steps - unit.timed_at[0])
+            new = Costs(step, now - begun - unit.dear_time, unit.dear_time * unit.parts)
+            old = unit.costs if unit.costs.step else new
+            unit.costs = Costs(*(b + SMOOTH * (a - b) for a, b in zip(new, old, strict=True)))
+
+    def _wish(self, unit: Unit) -> Pace:
+        if self.every or unit.checks < FIRST or not unit.costs.step:
+            return Pace(self.every or 1, 1)
+        return choose(unit.costs, self.budget, max(1, len(unit.members)))
+
+    def _pace(self, unit: Unit, largest: Mapping[str, int]) -> None:
+        """The largest wish is everybody's."""
+        unit.part = (unit.part + 1) % unit.parts
+        wish, old = Pace(max(1, largest["every"]), max(1, largest["parts"])), Pace(unit.every, unit.parts)
+        is_settling = unit.checks == FIRST + 1
+        if is_settling or is_worth(old, wish):
+            unit.every, unit.parts, unit.part = wish.every, wish.parts, 0
+        if is_settling or Pace(unit.every, unit.parts) != old:
+            self.reports.paced(unit, self.step_of())
+        self.reports.shares[unit.number] = largest["share"] / 1e6
+        unit.due = unit.steps + unit.every
+        unit.timed_at = unit.steps, thread_time()
+
+    def end(self, reason: str) -> None:
+        self.off = self.off or reason
+
+
+def _sent(digests: Sequence[torch.Tensor], values: dict[str, int]) -> Any:
+    """Begin to bring digests from a device."""
+    device = next(digest.device for digest in digests if digest.is_cuda)
+    stacked = torch.stack([digest.to(device, non_blocking=True) for digest in digests])
+    numbers = torch.empty(len(digests), dtype=torch.int64, pin_memory=True)
+    numbers.copy_(stacked, non_blocking=True)
+    event: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    event.record()
+    return numbers, event, values
