@@ -28,6 +28,9 @@ from workbench.training.consistency.reports import Reports, say
 
 MOST_MISSED: Final = 50  # checks in a row to which somebody did not come
 SMOOTH: Final = 0.2  # weight of the newest time
+AIM: Final = 0.9  # of the budget: times scatter
+TIMED_FIRST: Final = 16  # checks that are timed, and then
+TIMED_EACH: Final = 8
 DIGESTS: Final = ("parameters", "state", "gradients", "buffers")
 HELD: Final = ("parameters", "state", "gradients", "buffers")
 # What follows by itself from a difference that was told and not repaired.
@@ -81,8 +84,8 @@ class Checker:
             unit.due = sys.maxsize
 
     def _check(self, unit: Unit) -> None:
-        begun = thread_time()
-        row = self._row(unit, begun)
+        begun = thread_time() if unit.is_timed else 0.0
+        row = self._row(unit)
         if row is None:
             return
         reduced = unit.room.exchange(row)
@@ -100,7 +103,7 @@ class Checker:
             self.reports.agreed(unit, self.step_of(), unit.digest)
         self._pace(unit, reading.largest)
 
-    def _row(self, unit: Unit, begun: float) -> torch.Tensor | None:
+    def _row(self, unit: Unit) -> torch.Tensor | None:
         """None: it is still on its way from a device."""
         if unit.late is not None:
             (numbers, event, values), unit.late = unit.late, None
@@ -108,12 +111,13 @@ class Checker:
             return self._filled(unit, values, numbers.tolist())
         values = self._plain_lanes(unit)
         gradients = self.measure.gradients(unit)
-        dear = thread_time()
+        dear = thread_time() if unit.is_timed else 0.0
         members, frozen = unit.stretch()
         held = self.measure.held(unit, members, frozen)
         buffers = self.measure.together([model.buffer_digest.reshape(1) for model in unit.models])
         digests = [*held, gradients, buffers]
-        unit.dear_time = thread_time() - dear
+        if unit.is_timed:
+            unit.dear_time = (thread_time() - dear) * (2 if unit.room.size == 2 else 1)  # `prepare` does it again
         if any(digest.is_cuda for digest in digests):
             unit.late = _sent(digests, values)
             unit.is_late, unit.due = True, unit.steps + 1
@@ -216,31 +220,36 @@ class Checker:
     # --- how often ----------------------------------------------------------------------------------------------------
 
     def _time(self, unit: Unit, begun: float) -> None:
-        """Note what this check has cost, and what the steps since the last one did."""
+        """Note what this check has cost, and what the steps since the last one did. Not at each: a clock costs too."""
+        if not unit.is_timed or unit.timed_at is None:
+            return
         now = thread_time()
-        if unit.timed_at is not None and unit.steps > unit.timed_at[0]:
+        if unit.steps > unit.timed_at[0]:
             step = (begun - unit.timed_at[1]) / (unit.steps - unit.timed_at[0])
-            new = Costs(step, now - begun - unit.dear_time, unit.dear_time * unit.parts)
+            twice = 2 if unit.room.size == 2 else 1
+            new = Costs(step, now - begun - unit.dear_time / twice, unit.dear_time * unit.parts)
             old = unit.costs if unit.costs.step else new
             unit.costs = Costs(*(b + SMOOTH * (a - b) for a, b in zip(new, old, strict=True)))
 
     def _wish(self, unit: Unit) -> Pace:
         if self.every or unit.checks < FIRST or not unit.costs.step:
             return Pace(self.every or 1, 1)
-        return choose(unit.costs, self.budget, max(1, len(unit.members)))
+        return choose(unit.costs, AIM * self.budget, max(1, len(unit.members)))
 
     def _pace(self, unit: Unit, largest: Mapping[str, int]) -> None:
         """The largest wish is everybody's."""
         unit.part = (unit.part + 1) % unit.parts
         wish, old = Pace(max(1, largest["every"]), max(1, largest["parts"])), Pace(unit.every, unit.parts)
-        is_settling = unit.checks == FIRST + 1
-        if is_settling or is_worth(old, wish):
+        is_settling, is_over = unit.checks == FIRST + 1, largest["share"] > 1e6 * self.budget and not self.every
+        if is_settling or is_over or is_worth(old, wish):
             unit.every, unit.parts, unit.part = wish.every, wish.parts, 0
-        if is_settling or Pace(unit.every, unit.parts) != old:
+        if is_settling or is_worth(old, Pace(unit.every, unit.parts)):
             self.reports.paced(unit, self.step_of())
         self.reports.shares[unit.number] = largest["share"] / 1e6
         unit.due = unit.steps + unit.every
-        unit.timed_at = unit.steps, thread_time()
+        is_next_timed = unit.checks <= TIMED_FIRST or unit.checks % TIMED_EACH == 0
+        unit.timed_at = (unit.steps, thread_time()) if is_next_timed else None
+        unit.is_timed = is_next_timed
 
     def end(self, reason: str) -> None:
         self.off = self.off or reason

@@ -101,6 +101,7 @@ class Unit:
         self.is_late = False
         self.costs = Costs(0.0, 0.0, 0.0)
         self.dear_time = 0.0  # s that the last check took for parameters and state
+        self.is_timed = True  # the next check
         self.timed_at: tuple[int, float] | None = None  # step and CPU time at the end of the last check
         self._groups: tuple[int, ...] = ()
         self._structure = 0
