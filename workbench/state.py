@@ -265,3 +265,15 @@ class JobState(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def world_size(self) -> int:
         return len(self.placements) or self.ranks_wanted or self.spec.world_size
+
+    @property
+    def restarts(self) -> str:
+        """As in "2 of 2 ranks running, restart 1 of 3"; empty before the first."""
+        count, limit = self.restart_count, self.spec.max_restarts
+        if not count:
+            return ""
+        if not self.fruitless:
+            return f"restart {count}"
+        if self.fruitless == count:
+            return f"restart {count} of {limit}"
+        return f"restart {count}, {self.fruitless} of {limit} without progress"

@@ -231,3 +231,39 @@ def test_a_thousand_ranks_are_quick() -> None:
         view = builder.view()
         took.append(time.process_time() - before)
     assert min(took) < 0.1 and len(view.rows) == 1024
+
+
+def test_progress_in_another_unit_than_steps_tells_no_time_left() -> None:
+    """As of a pass of many, or of samples: the job is at step 600."""
+    passes = view_of(update(beats=tuple(beat(k, progress=(8, 10)) for k in range(2))))
+    assert (passes.step, passes.progress, passes.counts_steps, passes.left) == (600, (8, 10), False, None)
+
+
+def test_an_ended_job_is_as_far_as_its_last_steps_say() -> None:
+    late = history()[:-2] + tuple(bucket(k, NOW - 1, last_step=609) for k in range(2))
+    assert view_of(update(buckets=late)).progress == (609, 3000)
+
+
+def test_a_job_that_went_back_is_where_it_is_now_and_not_where_it_was() -> None:
+    again = state(restart_count=1)
+    events = (SlotsGranted(time=1000.0, placements=again.placements), SlotsGranted(time=1058.5, placements=()))
+    beats = tuple(beat(k, restart_count=1, step=12, progress=None) for k in range(2))
+    buckets = (*history()[:-2], *(bucket(k, NOW - 1, last_step=11) for k in range(2)))
+    view = view_of(update(state=again, events=events, beats=beats, buckets=buckets))
+    assert view.step == 12 and {row.step for row in view.rows} == {12}
+    attached_later = view_of(update(state=again, events=events, beats=(), buckets=buckets))
+    assert attached_later.step == 11 and {row.step for row in attached_later.rows} == {11}
+
+
+@pytest.mark.parametrize(
+    ("count", "fruitless", "limit", "text"),
+    [
+        (0, 0, 3, ""),
+        (1, 1, 3, "restart 1 of 3"),
+        (1, 0, 0, "restart 1"),  # resumed by hand
+        (5, 2, 3, "restart 5, 2 of 3 without progress"),
+    ],
+)
+def test_restarts_in_words(count: int, fruitless: int, limit: int, text: str) -> None:
+    spec = JobSpec(entrypoint="train.py", nproc_per_node=2, max_restarts=limit)
+    assert view_of(update(state=state(restart_count=count, fruitless=fruitless, spec=spec))).restarts == text

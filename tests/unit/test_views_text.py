@@ -21,7 +21,7 @@ def row(rank: int, **changes: object) -> RankRow:
 
 def view(*rows: RankRow, **changes: object) -> JobView:
     whole = JobView(job_id="digits-12ab", label="digits", phase=JobPhase.HEALTHY, reason="every rank runs",
-                    restart_count=0, max_restarts=3, world_size=len(rows), is_interactive=False, submitted_at=1000.0,
+                    restart_count=0, restarts="", world_size=len(rows), is_interactive=False, submitted_at=1000.0,
                     ended_at=None, running_for=62.4, now=1062.4, step=1240, progress=(1240, 3000), left=17.2,
                     throughput=3206.4, step_time=0.0098, loss=0.12345, rows=rows)  # fmt: skip
     return replace(whole, **changes)
@@ -163,3 +163,25 @@ def test_advice_is_told_whole_and_wrapped() -> None:
     assert max(map(len, lines)) <= 60 and any(line.startswith("what to do: ") for line in lines)
     assert "a container at its memory limit" in " ".join(lines)
     assert "likely cause" not in render_status(view(row(0), failure=killed))
+
+
+def test_a_long_reason_is_read_to_its_end() -> None:
+    reason = (
+        "rank 1 did not enter all_reduce[1048576 float32] (collective 66) at step 60: it stands at "
+        "/home/ana/projects/digits/train.py:141 in load_batch; rank 0 waits in it; no restart left of 2"
+    )
+    lines = render_status(view(row(0), phase=JobPhase.FAILED, reason=reason), width=80).splitlines()
+    assert " ".join(lines[2:5]) == reason and max(map(len, lines)) <= 80
+    endless = render_status(view(row(0), phase=JobPhase.FAILED, reason="rank 0 raised X: " + "far " * 999), width=80)
+    assert len(endless.splitlines()) < 12
+
+
+def test_a_pass_of_many_is_no_step_of_the_job() -> None:
+    text = render_status(view(row(0), step=69, progress=(8, 8), counts_steps=False, left=None))
+    assert "step 69 · 8 of 8 done (100 %) · " in text
+
+
+def test_no_advice_for_a_job_that_went_well_after_all() -> None:
+    failure = Failure(kind=FailureKind.SIGNAL, rank=1, reason="rank 1 killed by SIGKILL at step 10", time=1.0)
+    assert "what to do" in render_status(view(row(0), phase=JobPhase.FAILED, failure=failure))
+    assert "what to do" not in render_status(view(row(0), phase=JobPhase.SUCCEEDED, failure=failure))

@@ -308,7 +308,7 @@ def test_no_jobs_and_no_pool() -> None:
 
 def test_progress_is_a_bar_and_a_number() -> None:
     html = jobs_html(Listing((), (listed("a-1", progress=(41, 100)),)))
-    assert "width:41.0%" in html and "41 %" in Reader(html).text and "41 of 100 steps" in html
+    assert "width:41.0%" in html and "41 %" in Reader(html).text and "41 of 100" in html
 
 
 def test_a_reader_searches_filters_and_turns_pages() -> None:

@@ -37,7 +37,7 @@ from workbench.policy.failure import (
     loss_failure,
     raise_failure,
 )
-from workbench.policy.recovery import Action, Decision, count_fault, decide, least_ranks, restart_text
+from workbench.policy.recovery import Action, Decision, count_fault, decide, least_ranks
 from workbench.state import Failure, FailureKind, JobPhase, JobState, RankPhase
 
 STALL_GRACE: Final = 0.5  # s: a rank that hangs in C++ never gets to a handler of SIGTERM
@@ -161,7 +161,7 @@ def _restart(state: JobState, time: float) -> Outcome:
     fresh = replace(counted, restart_count=told.restart_count + 1, fruitless=told.fruitless + 1)
     if decision.action is Action.FALL_BACK:
         fresh = go_back(fresh, decision.resume, decision.step)
-    reason = f"{restart_text(fresh)}: {told.failure.reason}{_also(decision)}"
+    reason = f"{fresh.restarts}: {told.failure.reason}{_also(decision)}"
     begun, more = begin_again(fresh, reason, time)
     older = (ForgetCopies(job_id=state.job_id),) if decision.action is Action.FALL_BACK else ()
     return begun, (*commands, *stop(state, 0.0), *older, *more)

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from workbench.commands import Announce, Command, RequestCheckpoint, RequestSlots, StopRanks
 from workbench.errors import InvalidTransitionError
 from workbench.events import RecoveryFinished
-from workbench.policy.recovery import avoided, least_ranks, restart_text
+from workbench.policy.recovery import avoided, least_ranks
 from workbench.spec import EntrypointKind
 from workbench.state import JobPhase, JobState, RankPhase, RankState
 
@@ -57,7 +57,7 @@ def running_text(state: JobState) -> str:
     alive = sum(not r.phase.has_exited for r in state.ranks)
     ready = "ready for cells" if state.spec.kind is EntrypointKind.INTERACTIVE else "running"
     finished = f", {len(state.ranks) - alive} finished" if alive < len(state.ranks) else ""
-    restarts = f", {text}" if (text := restart_text(state)) else ""
+    restarts = f", {state.restarts}" if state.restarts else ""
     saving = f"; {state.reform} after its next checkpoint" if state.reform else ""
     return f"{alive} of {ranks_text(len(state.ranks))} {ready}{finished}{restarts}{saving}"
 

@@ -6,6 +6,7 @@ about to end it. Times are those of the events: seconds since the epoch where it
 
 from __future__ import annotations
 
+import re
 import signal
 from typing import Final
 
@@ -29,6 +30,7 @@ SETTLE: Final = 0.2  # s in which failures count as simultaneous, and a first on
 SAID: Final = (FailureKind.COLLECTIVE, FailureKind.EXCEPTION)  # what a rank itself tells of its end
 LISTED: Final = 8  # ranks named in one reason
 NAMES: Final = {"MemoryError": "out of memory", "KeyboardInterrupt": "interrupted"}
+NOISE: Final = re.compile(r"\[/\S+\.(?:cc|cpp|h):\d+\]\s*|\s*This is typically caused by .*", re.DOTALL)
 PEER_LOST: Final = (
     "Watchdog caught collective operation timeout",
     "NCCL communicator was aborted",
@@ -171,7 +173,7 @@ def raise_failure(state: JobState, event: RankRaised, rank: RankState) -> Failur
     failure = Failure(
         kind=FailureKind.COLLECTIVE if event.is_collective else FailureKind.EXCEPTION,
         rank=event.rank,
-        reason=f"rank {event.rank} raised {event.error}{_at(event.step)}{_name(event.error)}",
+        reason=f"rank {event.rank} raised {_plain(event.error)}{_at(event.step)}{_name(event.error)}",
         time=event.time,
         traceback=event.traceback,
         step=event.step,
@@ -185,6 +187,11 @@ def raise_failure(state: JobState, event: RankRaised, rank: RankState) -> Failur
     reason = f"{_names(list(gone))} ended while the others go on"
     stall = _return_stall(gone, reason, event.time, event.step, failure)
     return replace(failure, reason=f"{reason}; {failure.reason}", stall=stall)
+
+
+def _plain(error: str) -> str:
+    """Without where in torch's own sources it was raised, and what it guesses; the traceback has all of it."""
+    return NOISE.sub("", error).rstrip(" .") or error
 
 
 def launch_failure(event: LaunchFailed) -> Failure:

@@ -91,18 +91,6 @@ def least_ranks(state: JobState) -> int:
     return 0 if state.ranks_wanted else state.spec.least_ranks
 
 
-def restart_text(state: JobState) -> str:
-    """As in "2 of 2 ranks running, restart 1 of 3"; empty before the first."""
-    count, limit = state.restart_count, state.spec.max_restarts
-    if not count:
-        return ""
-    if not state.fruitless:
-        return f"restart {count}"
-    if state.fruitless == count:
-        return f"restart {count} of {limit}"
-    return f"restart {count}, {state.fruitless} of {limit} without progress"
-
-
 def _is_hopeless(state: JobState, cause: Failure) -> bool:
     return any(f.kind is FailureKind.LAUNCH for f in (*state.failures, cause))
 

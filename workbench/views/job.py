@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import msgspec
@@ -65,14 +65,17 @@ class RankRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JobView(msgspec.Struct, frozen=True, kw_only=True):
-    """One job now. Times in s, `throughput` in samples/s of all ranks, `progress` (done, in all) of the rank behind."""
+    """One job now. Times in s, `throughput` in samples/s of all ranks, `progress` (done, in all) of the rank behind.
+
+    `counts_steps`: progress is in steps of the job; else in a unit of the program's own, or of a pass of many.
+    """
 
     job_id: str
     label: str
     phase: JobPhase
     reason: str
     restart_count: int
-    max_restarts: int
+    restarts: str  # in words: "restart 1 of 3"; empty before the first
     world_size: int
     is_interactive: bool
     submitted_at: float
@@ -81,6 +84,7 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     now: float
     step: int = 0
     progress: tuple[int, int] | None = None
+    counts_steps: bool = True
     left: float | None = None  # s until all is done, when that can be told
     throughput: float = 0.0
     tokens_per_s: float = 0.0
@@ -110,6 +114,8 @@ class ViewBuilder:
             rank=0, start=math.inf, width=0.0, steps=0, last_step=0, duration=0.0, slowest=0.0, data=0.0, forward=0.0,
             backward=0.0, comm=0.0, optimizer=0.0, checkpoint=0.0, samples=0.0, tokens=0.0, loss=math.nan,
         )  # fmt: skip
+        self._last_step = 0  # of the newest total; a job may have gone back to an earlier one
+        self._began = 0.0  # when the generation got its slots
         self._ranks = 0  # that were ever seen to finish a step at the same time
         self._totals = History[Total](merge_totals)
         self._by_rank: dict[int, History[Bucket]] = {}
@@ -124,8 +130,9 @@ class ViewBuilder:
         self._state, self._now = update.state, update.now
         self._telemetry_dropped, self._output_dropped = update.telemetry_dropped, update.output_dropped
         for event in update.events:
-            if isinstance(event, SlotsGranted) and self._granted_at is None:
-                self._granted_at = event.time
+            if isinstance(event, SlotsGranted):
+                self._began = event.time
+                self._granted_at = event.time if self._granted_at is None else self._granted_at
         self._timeline.add(update.events)
         self._checkpoints.add(update.events)
         self._beats.update((beat.rank, beat) for beat in update.beats)
@@ -137,11 +144,13 @@ class ViewBuilder:
         self._ranks = max([self._ranks, *(total.ranks for total in totals)])
         for total in totals:
             self._whole = _add_total(self._whole, total)
+            self._last_step = total.last_step
         by_rank: dict[int, list[Bucket]] = {}
         for bucket in update.buckets:
             by_rank.setdefault(bucket.rank, []).append(bucket)
         for rank, buckets in by_rank.items():
-            _keep_recent(self._recent.setdefault(rank, deque()), buckets)
+            if current := [bucket for bucket in buckets if _end(bucket) > self._began]:
+                _keep_recent(self._recent.setdefault(rank, deque()), current)
             if update.state.world_size <= RANKS_WITH_SERIES:
                 self._by_rank.setdefault(rank, History(merge)).extend(buckets)
 
@@ -157,23 +166,24 @@ class ViewBuilder:
             for rank in state.ranks or _placeholders(state)
         )
         samples, tokens, step_time = self._rates(state, rows, window)
-        progress = self._progress()
+        progress, counts_steps = self._progress(rows)
         return JobView(
             job_id=state.job_id,
             label=state.spec.label,
             phase=state.phase,
             reason=state.reason,
             restart_count=state.restart_count,
-            max_restarts=state.spec.max_restarts,
+            restarts=state.restarts,
             world_size=state.world_size,
             is_interactive=state.spec.kind is EntrypointKind.INTERACTIVE,
             submitted_at=state.submitted_at,
             ended_at=state.ended_at,
             running_for=self._running_for(state),
             now=self._now,
-            step=max([self._whole.last_step, *(row.step for row in rows)]),
+            step=max((row.step for row in rows), default=0) or self._last_step,
             progress=progress,
-            left=_left(state, progress, step_time),
+            counts_steps=counts_steps,
+            left=_left(state, progress, step_time) if counts_steps else None,
             throughput=samples,
             tokens_per_s=tokens,
             step_time=step_time,
@@ -243,9 +253,16 @@ class ViewBuilder:
         mean = _mean([row.step_time for row in rows if row.step_time is not None])
         return sum(r.samples_per_s for r in getting_on), sum(r.tokens_per_s for r in getting_on), mean
 
-    def _progress(self) -> tuple[int, int] | None:
-        known = [beat.progress for beat in self._beats.values() if beat.progress and beat.progress[1] > 0]
-        return min(known, key=lambda progress: progress[0] / progress[1], default=None)
+    def _progress(self, rows: Sequence[RankRow]) -> tuple[tuple[int, int] | None, bool]:
+        """That of the rank behind, and whether it counts the job's steps."""
+        told = [(beat.progress, beat.step) for beat in self._beats.values() if beat.progress and beat.progress[1] > 0]
+        if not told:
+            return None, True
+        counts_steps = all(abs(done - step) <= 1 for (done, _), step in told)
+        (done, total), _ = min(told, key=lambda one: one[0][0] / one[0][1])
+        if counts_steps:  # the last beat is older than what came with a rank's end
+            done = min(total, max(done, min(row.step for row in rows)))
+        return (done, total), counts_steps
 
 
 def _keep_recent(recent: deque[Bucket], buckets: list[Bucket]) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Final
 
+from workbench.state import JobPhase
 from workbench.views.spans import Attempt, Timeline
 from workbench.views.table import Column, Table
 from workbench.views.wording import NOTHING, count, percent, plural, span
@@ -84,6 +85,8 @@ def _came_back(attempt: Attempt, following: Attempt, timeline: Timeline) -> str:
         return f"back after {span(attempt.time_to_recover)}{lost}"
     if following.began_at is not None:
         return f"steps again after {span(following.began_at - following.start)}{lost}"
+    if following.end is not None and following.outcome.startswith(JobPhase.SUCCEEDED.value):
+        return f"which had nothing left to do{lost}"
     if following.end is not None:
         return "which did not get to a step"
     return f"waiting for its first step for {span(timeline.end - following.start)}"

@@ -246,8 +246,8 @@ def headline(view: JobView) -> str:
         plural(view.world_size, "rank") if view.world_size else "ranks: not decided yet",
         f"{'ran' if ended else 'running for'} {span(view.running_for)}",
     ]
-    if view.restart_count:
-        parts.append(f"restart {view.restart_count} of {view.max_restarts}")
+    if view.restarts:
+        parts.append(view.restarts)
     return " · ".join(parts)
 
 
@@ -258,7 +258,9 @@ def progress_line(view: JobView) -> str:
     parts = [f"step {count(view.step)}"]
     if view.progress:
         done, total = view.progress
-        parts = [f"step {count(done)} of {count(total)} ({percent(done / total)})"]
+        share = f"({percent(min(1.0, done / total))})"
+        how_far = f"{count(done)} of {count(total)}"
+        parts = [f"step {how_far} {share}"] if view.counts_steps else [*parts, f"{how_far} done {share}"]
     if view.left is not None:
         parts.append(f"about {span(view.left)} left")
     if view.throughput:
@@ -302,7 +304,8 @@ def notes(view: JobView) -> list[str]:
 
 def hints(view: JobView) -> list[str]:
     """What is likely behind the failure of a job that does not run, and what to do about it."""
-    advice = advise(view.failure) if view.failure is not None and view.phase is not JobPhase.HEALTHY else None
+    is_well = view.phase in (JobPhase.HEALTHY, JobPhase.SUCCEEDED)
+    advice = advise(view.failure) if view.failure is not None and not is_well else None
     return str(advice).splitlines() if advice else []
 
 

@@ -32,6 +32,7 @@ from workbench.views.wording import MARKS
 
 WIDTH: Final = 100
 GAP: Final = "  "
+LINES: Final = 4  # that one sentence may take
 _COLOURS: Final = {
     "HEALTHY": "34",
     "SUCCEEDED": "32",
@@ -87,9 +88,15 @@ def render_pool(pool: PoolStatus, width: int = WIDTH, *, color: bool = False) ->
 
 
 def _notes(view: JobView, width: int) -> list[str]:
-    """Advice is of use only whole; all else may be cut short."""
-    long = hints(view)
-    return [line for note in notes(view) for line in (textwrap.wrap(note, width) if note in long else [note])]
+    """Advice is of use only whole, and a reason nearly so; all else may be cut short."""
+    lines = {**dict.fromkeys(hints(view), 100), " ".join(view.reason.split()): LINES}
+    return [line for note in notes(view) for line in (_wrapped(note, width, lines[note]) if note in lines else [note])]
+
+
+def _wrapped(text: str, width: int, lines: int = LINES, indent: str = "") -> list[str]:
+    return textwrap.wrap(
+        text, width, subsequent_indent=indent, max_lines=lines, placeholder=" …", break_on_hyphens=False
+    )
 
 
 def table_lines(table: Table, width: int) -> list[str]:
@@ -132,7 +139,7 @@ def cells(text: str) -> int:
 def _broken(line: str, width: int) -> list[str]:
     """A line of a story that is too long goes on below, from an arrow on: its end matters as much as its beginning."""
     first, *rest = line.split(" → ")
-    lines = [first]
+    lines = _wrapped(first, width, indent="  ") or [first]
     for part in rest:
         if cells(lines[-1]) + cells(part) + 3 <= width:
             lines[-1] += f" → {part}"

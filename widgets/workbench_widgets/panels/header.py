@@ -57,8 +57,8 @@ def _spoken(view: JobView) -> str:
 def _ranks(view: JobView) -> str:
     parts = [plural(view.world_size, "rank") if view.world_size else "ranks: not decided yet"]
     parts.append(f"{'ran' if view.ended_at is not None else 'running for'} {span(view.running_for)}")
-    if view.restart_count:
-        parts.append(f"restart {view.restart_count} of {view.max_restarts}")
+    if view.restarts:
+        parts.append(view.restarts)
     return " · ".join(parts)
 
 
@@ -66,7 +66,7 @@ def _stats(view: JobView) -> str:
     """The numbers that matter, large; what there is none of is left out."""
     if not view.step and not view.throughput:
         return f'<p class="muted">{esc(nothing_yet(view))}</p>'
-    of = f"of {count(view.progress[1])}" if view.progress else ""
+    of = f"of {count(view.progress[1])}" if view.progress and view.counts_steps else ""
     found = [("step", count(view.step), of)]
     if view.throughput:
         found.append(("throughput", bare_rate(view.throughput), "samples/s"))

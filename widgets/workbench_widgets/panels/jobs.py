@@ -115,7 +115,7 @@ def _bar(job: JobSummary | None, text: str) -> str:
     if job is None or job.progress is None:
         return esc(text)
     share = min(1.0, job.progress[0] / job.progress[1])
-    of = f"{count(job.progress[0])} of {plural(job.progress[1], 'step')}"
+    of = f"{count(job.progress[0])} of {count(job.progress[1])}"
     return (
         f'<span class="done" title="{esc(of)}"><span class="bar" aria-hidden="true">'
         f'<i style="width:{share * 100:.1f}%"></i></span>{percent(share)}</span>'
