@@ -112,7 +112,7 @@ def test_a_job_of_a_stopped_pool_goes_on_in_the_next(home: Path, tmp_path: Path)
 
 
 def test_a_running_job_is_resized(session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a checkpoint to wait for it takes a while; with one, see the tests of checkpoints."""
+    """Without a checkpoint to wait for it takes some seconds; with one, see the tests of checkpoints."""
     end = tmp_path / "end"
     job = session.launch(source=COUNTING, args=[end], nproc_per_node=2)
     until(lambda: is_up(job, 2, 0), "start")

@@ -39,6 +39,7 @@ from workbench.state import THE_START, Checkpoint, CheckpointTier, JobPhase, Job
 
 KEPT: Final = 8  # checkpoints that the state knows of, unless the spec has more of the newest kept
 SAVE_WITHIN: Final = 30.0  # s that a resize waits for a checkpoint
+NONE_YET: Final = 5.0  # s where the job has never saved one: it may be a program that does not
 
 
 # --- an ended job goes on ---------------------------------------------------------------------------------------------
@@ -90,8 +91,12 @@ def grow(state: JobState, event: SlotsReturned) -> Outcome:
 
 
 def _await_checkpoint(state: JobState, reason: str, time: float, *, is_asked: bool) -> Outcome:
-    asking = replace(state, reform=reason, reform_is_asked=is_asked, deadline=time + SAVE_WITHIN)
+    asking = replace(state, reform=reason, reform_is_asked=is_asked, deadline=time + _patience(state))
     return replace(asking, reason=running_text(asking)), request_checkpoint(state)
+
+
+def _patience(state: JobState) -> float:
+    return SAVE_WITHIN if state.checkpoints or state.resumed_step else NONE_YET
 
 
 def _reform(state: JobState, time: float) -> Outcome:
@@ -198,7 +203,7 @@ def tick(state: JobState, event: Ticked) -> Outcome:
 
 def _no_checkpoint_came(state: JobState, time: float) -> Outcome:
     if state.reform_is_asked:
-        reason = f"{state.reform}; no checkpoint was saved within {SAVE_WITHIN:g} s"
+        reason = f"{state.reform}; no checkpoint was saved within {_patience(state):g} s"
         return _reform(replace(state, reform=reason), time)
     rest = replace(state, reform="", deadline=None)
     return replace(rest, reason=running_text(rest)), ()
