@@ -82,7 +82,9 @@ def ours(folder: Path, ranks: tuple[int, ...], number: int) -> list[Outcome]:
     from workbench.session import Session
 
     with Session(slots=2) as session:
-        job = session.launch(PROGRAM, args=[folder, EPOCHS, PAUSE], nproc_per_node=2, max_restarts=ROUNDS + 1)
+        job = session.launch(
+            PROGRAM, args=[folder, EPOCHS, PAUSE], nproc_per_node=2, max_restarts=ROUNDS + 1, snapshot_every=1
+        )
         try:
             return [strike(folder, restart, ranks, number, 30.0) for restart in range(ROUNDS)]
         finally:
