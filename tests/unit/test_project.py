@@ -178,3 +178,10 @@ def test_the_readme_tells_every_verb_and_no_other() -> None:
     table = (ROOT / "README.md").read_text().partition("## Verbs")[2].partition("\n## ")[0]
     rows = re.findall(r"^\| (`.+?) \|", table, re.MULTILINE)
     assert {name for row in rows for name in re.findall(r"`([^`]+)`", row)} == {v.name for v in (*VERBS, COMPLETION)}
+
+
+def test_no_two_files_of_tests_have_one_name() -> None:
+    """Where folders are no packages pytest takes the second for the first, and collects neither."""
+    folders = [path for path in (ROOT / "tests").iterdir() if path.is_dir() and not (path / "__init__.py").exists()]
+    names = [path.name for folder in folders for path in folder.glob("test_*.py")]
+    assert sorted(names) == sorted(set(names))
