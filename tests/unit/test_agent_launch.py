@@ -80,6 +80,17 @@ def test_a_deterministic_job_has_cublas_told() -> None:
     assert environ(own)["CUBLAS_WORKSPACE_CONFIG"] == ":16:8"
 
 
+def test_a_deterministic_job_has_one_order_of_sets_one_thread_and_a_seed() -> None:
+    host = Host(environ={"PYTHONHASHSEED": "random"}, gpus=(), python="/python")
+    found = environ(JobSpec(deterministic=True), host)
+    assert (found["PYTHONHASHSEED"], found["OMP_NUM_THREADS"], found["NCCL_ALGO"]) == ("0", "1", "Ring")
+    assert environ(JobSpec(deterministic=True))["OMP_NUM_THREADS"] == "8"  # the user's own
+    for spec, seed in ((JobSpec(deterministic=True), 0), (JobSpec(deterministic=True, seed=3), 3), (JobSpec(), None)):
+        start = command(spec)
+        data = describe(start, start.placements[0], {}, "/python", Path("/program.py"))
+        assert json.loads(data[SIZES.size : SIZES.size + SIZES.unpack_from(data)[0]])["seed"] == seed
+
+
 def test_a_rank_reads_what_the_agent_wrote(tmp_path: Path) -> None:
     spec = JobSpec(kind=EntrypointKind.SOURCE, source="x = 'é'", entrypoint="c", args=("-v",), seed=3, cwd="/tmp")
     start = command(spec)

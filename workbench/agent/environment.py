@@ -104,6 +104,9 @@ def needed_before(name: str, *, preloads: bool = False) -> str:
     return ""
 
 
-def zygote_environ(environ: Mapping[str, str]) -> dict[str, str]:
-    """What a zygote is started with: one thread for every library that would start its own when loaded."""
-    return {**environ, "OPENBLAS_NUM_THREADS": "1"}
+def zygote_environ(environ: Mapping[str, str], hash_seed: str = "") -> dict[str, str]:
+    """What a zygote is started with: one thread for every library that would start its own when loaded.
+
+    `hash_seed`: a PYTHONHASHSEED other than the environment's, which all that it forks share.
+    """
+    return {**environ, "OPENBLAS_NUM_THREADS": "1", **({"PYTHONHASHSEED": hash_seed} if hash_seed else {})}

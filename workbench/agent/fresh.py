@@ -236,12 +236,6 @@ def set_seeds(seed: int | None) -> None:
         torch.default_generator.manual_seed(chosen)  # the same for the CPU alone, 4 ms faster
 
 
-def set_deterministic() -> None:
-    torch = sys.modules["torch"]
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    torch.backends.cudnn.benchmark = False
-
-
 def map_shared(fd: int, size: int) -> memoryview:
     """The file's memory, for as long as the process lives; the descriptor is closed (`mmap.mmap` keeps one)."""
     libc = ctypes.CDLL(None, use_errno=True)

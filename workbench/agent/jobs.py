@@ -118,10 +118,9 @@ class Jobs:
         errors = make_private(folder / "errors") / f"rank{placement.rank}.restart{command.restart_count}.json"
         environ = rank_environ(command, placement, self._host, errors)
         environ.update(self.checkpoints.environ(command, folder))
-        recipe = self._zygotes.recipe(command.spec.python, command.spec.preload)
-        _, cold = decide_start(
-            environ, zygote_environ(self._host.environ), cold=command.spec.cold, preloads=bool(recipe.modules)
-        )
+        recipe = self._zygotes.recipe(command.spec.python, command.spec.preload, environ)
+        zygote = zygote_environ(self._host.environ, recipe.hash_seed)
+        _, cold = decide_start(environ, zygote, cold=command.spec.cold, preloads=bool(recipe.modules))
         launch = describe(command, placement, environ, recipe.python, self._program(command, folder))
         plan = RankPlan(command, placement, cold, launch, str(log_path))
         keeper = self._zygotes.get(Recipe(self._host.python, is_bare=True) if cold else recipe)

@@ -36,11 +36,15 @@ class Child(Protocol):
 
 @dataclass(frozen=True)
 class Recipe:
-    """What makes zygotes alike: interpreter and preloaded modules. `is_bare`: a keeper of fresh interpreters."""
+    """What makes zygotes alike: interpreter, preloaded modules, a PYTHONHASHSEED of its own (empty: the environment's).
+
+    `is_bare`: a keeper of fresh interpreters.
+    """
 
     python: str
     modules: tuple[str, ...] = ()
     is_bare: bool = False
+    hash_seed: str = ""
 
     def argv(self, fd: int) -> list[str]:
         kind = "keeper" if self.is_bare else "zygote"

@@ -25,8 +25,18 @@ from workbench.state import THE_START, Placement
 SETTINGS: Final = (
     "checkpoint_every", "checkpoint_seconds", "checkpoint_dir", "checkpoint_keep", "checkpoint_keep_every",
     "consistency_every", "consistency_budget", "deterministic", "progress_timeout", "snapshot_every", "max_restarts",
-    "min_ranks",
+    "min_ranks", "min_nnodes",
 )  # fmt: skip
+
+
+# What a deterministic job's ranks have in their environment where the user says nothing else: `training.determinism` is
+# the rest of it. One order for strings in sets, one number of threads, one algorithm for NCCL's sums.
+DETERMINISTIC: Final = {
+    "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
+    "NCCL_ALGO": "Ring",
+    "OMP_NUM_THREADS": "1",
+    "PYTHONHASHSEED": "0",
+}
 
 
 @dataclass(frozen=True)
@@ -72,7 +82,8 @@ def rank_environ(command: StartRanks, placement: Placement, host: Host, error_fi
     )
     own = {**host.environ, **_gpu_environ(command, host), **command.spec.env}
     if command.spec.deterministic:
-        own = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8", **own}
+        own = {**DETERMINISTIC, **own}
+        own["PYTHONHASHSEED"] = own["PYTHONHASHSEED"].replace("random", DETERMINISTIC["PYTHONHASHSEED"])
     own = {**network_defaults(placement.host, command.nnodes, own), **own}
     return {**defaults(local), **own, **promised, "DTRAIN_JOB_ID": command.job_id}
 
@@ -100,7 +111,7 @@ def describe(command: StartRanks, placement: Placement, environ: dict[str, str],
         "python": python,
         "program": str(program),
         "rank": placement.rank,
-        "seed": spec.seed,
+        "seed": 0 if spec.seed is None and spec.deterministic else spec.seed,
         "deterministic": spec.deterministic,
         "settings": {
             **{name: value for name, value in asdict(spec).items() if name in SETTINGS},

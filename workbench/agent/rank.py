@@ -23,7 +23,7 @@ from typing import NamedTuple
 from workbench import blackbox, training
 from workbench.agent import excepthook, fresh
 from workbench.agent.wire import SIZES, Connection, Frame, Header
-from workbench.training import witness
+from workbench.training import determinism, witness
 from workbench.training.control import Control
 from workbench.training.descriptors import raised
 
@@ -117,11 +117,12 @@ def _run(launch: Launch, box_fd: int, control_fd: int) -> None:
     header = launch.header
     fresh.enable_faulthandler()
     fresh.set_seeds(None if header["seed"] is None else header["seed"] + header["rank"])
-    if header["deterministic"]:
-        fresh.set_deterministic()
     box = blackbox.Writer(fresh.map_shared(box_fd, blackbox.SIZE))
     control = open_line(Connection(socket.socket(fileno=raised(control_fd))), header["settings"])
     fresh.allow_tracing()
+    if header["deterministic"]:
+        settings = header["settings"]
+        determinism.install(header["rank"], is_elastic=bool(settings["min_ranks"] or settings["min_nnodes"]))
     watch(box)
     pid = os.getpid()
     word: Header = {"op": "leaving", "code": 0}

@@ -1,4 +1,6 @@
-"""The zygotes of this host: one an interpreter and set of preloaded modules, and a bare one for cold starts."""
+"""The zygotes of this host: one an interpreter, set of preloaded modules and PYTHONHASHSEED, and a bare one for cold
+starts.
+"""
 
 from __future__ import annotations
 
@@ -23,9 +25,11 @@ class Zygotes:
     def default(self) -> Recipe:
         return Recipe(self._python, self._preload)
 
-    def recipe(self, python: str, preload: tuple[str, ...]) -> Recipe:
-        """Which zygote a job with these wishes needs."""
-        return Recipe(python or self._python, tuple(dict.fromkeys((*self._preload, *preload))))
+    def recipe(self, python: str, preload: tuple[str, ...], environ: Mapping[str, str]) -> Recipe:
+        """Which zygote a job with these wishes needs, whose ranks have that environment."""
+        seed = environ.get("PYTHONHASHSEED", "")
+        own = "" if seed == self._environ.get("PYTHONHASHSEED", "") else seed
+        return Recipe(python or self._python, tuple(dict.fromkeys((*self._preload, *preload))), hash_seed=own)
 
     def warm_up(self) -> None:
         self.get(self.default)
@@ -41,7 +45,7 @@ class Zygotes:
         keeper = self._keepers.get(recipe)
         if keeper is None or keeper.is_over:
             self._make_room()
-            environ = dict(self._environ) if recipe.is_bare else zygote_environ(self._environ)
+            environ = dict(self._environ) if recipe.is_bare else zygote_environ(self._environ, recipe.hash_seed)
             keeper = self._keepers[recipe] = Keeper(recipe, environ, self._loop)
         return keeper
 

@@ -27,6 +27,7 @@ FIELDS: Final = (
     "backend",
     "master_port",
     "seed",
+    "deterministic",
     "startup_timeout",
     "stop_grace",
     "log_limit",

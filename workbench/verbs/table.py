@@ -100,6 +100,11 @@ LAUNCH_OPTIONS: Final = (
     Option(("--backend",), "gloo, nccl, … (default: nccl where the ranks have GPUs, else gloo)", "NAME"),
     Option(("--master-port",), "the rendezvous port (default: a free one)", "PORT", read.whole),
     Option(("--seed",), "seed random, numpy and torch of every rank", "N", read.integer),
+    Option(
+        ("--deterministic",),
+        "the same bits each time: deterministic kernels, fixed seeds (0 unless --seed says another), threads, bucket "
+        "layout and order of sets; costs what those kernels cost, and a pass over memory that torch.empty gives",
+    ),
     Option(("--startup-timeout",), "how long ranks may take to start (default 5m)", "TIME", read.seconds),
     Option(("--stop-grace",), "how long a rank has between SIGTERM and SIGKILL (default 10s)", "TIME", read.seconds),
     Option(
