@@ -10,6 +10,7 @@ from typing import Final, get_args
 
 import msgspec
 
+from workbench.origin import Origin
 from workbench.spec import JobSpec
 from workbench.state import Checkpoint, CheckpointTier, Failure, JobPhase, Mismatch, Placement, Stall
 
@@ -271,6 +272,21 @@ class FailureDetected(_Event, frozen=True, kw_only=True):
     consequences: tuple[Failure, ...] = ()
 
 
+class OriginRecorded(_Event, frozen=True, kw_only=True):
+    """What the launch or resume before this was made of."""
+
+    origin: Origin
+
+
+class CellSent(_Event, frozen=True, kw_only=True):
+    """A cell on its way to ranks of an interactive job; `source` is empty where it was too long to be kept."""
+
+    restart_count: int
+    cell_id: str
+    ranks: tuple[int, ...]
+    source: str = ""
+
+
 class RecoveryStarted(_Event, frozen=True, kw_only=True):
     restart_count: int  # of the generation to come
     reason: str
@@ -338,6 +354,8 @@ Event = (
     | Ticked
     | PhaseChanged
     | FailureDetected
+    | OriginRecorded
+    | CellSent
     | RecoveryStarted
     | RecoveryFinished
     | StepsBegan

@@ -122,6 +122,13 @@ class Total(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     loss: float  # mean over the ranks' last; NaN: not reported
 
 
+class StepPage(msgspec.Struct, frozen=True, kw_only=True):
+    """Blocks of `blackbox.STEP` records by rank, in the order in which they came; `next` None: there are no more."""
+
+    blocks: tuple[tuple[int, bytes], ...]
+    next: int | None
+
+
 class Cursor(msgspec.Struct, frozen=True, kw_only=True):
     """Where a client has got to. `output` counts chunks, `beat` beats, `cells` answers, `checks` reports of
     replicas compared; `bucket` is a point in time.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from workbench.feed import Cursor
+from workbench.origin import Origin
 from workbench.spec import JobSpec
 from workbench.state import JobPhase
 
@@ -14,6 +15,7 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
 
     spec: JobSpec
     ambient: dict[str, str] = {}
+    origin: Origin | None = None
 
 
 class ListJobs(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,6 +58,13 @@ class History(msgspec.Struct, frozen=True, kw_only=True):
     width: float | None = None
 
 
+class ReadSteps(msgspec.Struct, frozen=True, kw_only=True):
+    """`steps`: single steps as they are kept, a page at a time; answered with `StepPage`. `after`: the last `next`."""
+
+    job_id: str
+    after: int = 0
+
+
 class ReadLog(msgspec.Struct, frozen=True, kw_only=True):
     """`log`: one rank's page of its log, read on the rank's host."""
 
@@ -94,6 +103,7 @@ class Resume(msgspec.Struct, frozen=True, kw_only=True):
     ranks: int | None = None
     by: str = ""
     ambient: dict[str, str] = {}
+    origin: Origin | None = None
 
 
 class Resize(msgspec.Struct, frozen=True, kw_only=True):

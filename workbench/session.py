@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import msgspec
 
 import workbench.requests as rq
+from workbench.capture import capture
 from workbench.entrypoint import check_here, entry, pickle_value, unpickle
 from workbench.errors import (
     CheckpointCorruptError,
@@ -173,7 +174,8 @@ class Session:
         """Start what a spec describes; paths are taken from the working directory."""
         ready = check_here(check_spec(spec)) if self.is_local else check_spec(spec)
         ambient = local.caller_environment() if self.is_local else {}
-        return Job(self, self.ask("launch", rq.Launch(spec=ready, ambient=ambient), str))
+        request = rq.Launch(spec=ready, ambient=ambient, origin=capture(ready))
+        return Job(self, self.ask("launch", request, str))
 
     def attach(self, job_id: str) -> Job:
         """A job by its id or an unambiguous beginning of it, running or ended. Raises `UnknownJobError`."""
@@ -326,7 +328,10 @@ class Job:
         if step is not None and not path and self.phase.is_terminal:
             path = THE_START if step == 0 else self._checkpoint(step).path
         ambient = local.caller_environment() if self.session.is_local else {}
-        request = rq.Resume(job_id=self.job_id, step=step, path=path, ranks=ranks, by=by, ambient=ambient)
+        origin = capture(self.spec)
+        request = rq.Resume(
+            job_id=self.job_id, step=step, path=path, ranks=ranks, by=by, ambient=ambient, origin=origin
+        )
         return self.session.ask("resume", request, JobPhase)
 
     def _checkpoint(self, step: int) -> Checkpoint:

@@ -14,6 +14,7 @@ from workbench import blackbox
 from workbench.blackbox import CAPACITY, SIZE, STEP, Activity, StepRecord, Writer, iter_steps, read_header, read_steps
 from workbench.events import EVENT_TYPES, Event, decode_event, encode_event
 from workbench.feed import Bucket
+from workbench.origin import Origin, Source
 from workbench.spec import EntrypointKind, JobSpec
 from workbench.state import (
     Checkpoint,
@@ -73,6 +74,14 @@ SPECIFIC[Mismatch] = st.builds(
 )
 SPECIFIC[tuple[int, ...]] = st.lists(whole, max_size=3).map(tuple)
 SPECIFIC[tuple[str, ...]] = st.lists(text, max_size=3).map(tuple)
+SPECIFIC[Origin] = st.builds(
+    Origin,
+    root=text,
+    sources=st.tuples(st.builds(Source, path=text, digest=text, text=text)),
+    packages=st.dictionaries(text, text, max_size=3),
+    cores=whole,
+    left_out=st.tuples(text),
+)
 SPECIFIC[CheckpointTier] = st.sampled_from(CheckpointTier)
 SPECIFIC[Checkpoint] = st.builds(
     Checkpoint, step=whole, path=text, world_size=whole, saved_at=real, tier=SPECIFIC[CheckpointTier], problem=text
@@ -82,7 +91,7 @@ SPECIFIC[tuple[Placement, ...]] = st.lists(
 ).map(tuple)
 SPECIFIC[tuple[Failure, ...]] = st.lists(SPECIFIC[Failure], max_size=3).map(tuple)
 PLAIN: dict[Any, st.SearchStrategy[Any]] = {
-    str: text, float: real, int: whole, bool: st.booleans(), int | None: st.none() | whole
+    str: text, float: real, int: whole, bool: st.booleans(), int | None: st.none() | whole,
 }  # fmt: skip
 
 

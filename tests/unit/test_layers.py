@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 ROWS: dict[str, tuple[int, frozenset[str]]] = {
     name: (row, frozenset(allowed.split()))
     for row, names, allowed in [
-        (0, "errors faults spec state events commands telemetry evidence feed requests", "msgspec"),
+        (0, "errors faults origin spec state events commands telemetry evidence feed requests", "msgspec"),
         (0, "blackbox", ""),
         (1, "policy views", "msgspec"),
         (2, "controller", "msgspec"),
@@ -28,6 +28,8 @@ ROWS: dict[str, tuple[int, frozenset[str]]] = {
         (5, "pool", "distributed dask tornado msgspec psutil"),
         (6, "runner", "msgspec"),
         (6, "entrypoint", "msgspec cloudpickle"),
+        (6, "capture", ""),
+        (6, "collect", "msgspec"),
         (7, "session", "msgspec"),
         (8, "verbs", "msgspec"),
         (9, "magics", "IPython"),

@@ -36,11 +36,13 @@ from workbench.commands import (
 from workbench.errors import InvalidTransitionError, NotEnoughSlotsError, PoolError, UnknownJobError, UsageError
 from workbench.events import (
     CancelRequested,
+    CellSent,
     Event,
     FaultHappened,
     FaultInjected,
     LaunchRefused,
     LaunchRequested,
+    OriginRecorded,
     PoolLost,
     ResizeRequested,
     ResumeRequested,
@@ -52,6 +54,7 @@ from workbench.events import (
 )
 from workbench.faults import FAULTS, ON_CHECKPOINT
 from workbench.feed import Bucket, CellStarted, JobSummary, PoolStatus, Update
+from workbench.origin import Origin
 from workbench.policy.placement import Granted, Refused, Waiting, place
 from workbench.policy.recovery import least_ranks
 from workbench.pool.messages import PROTOCOL, Hello, Message, decode, encode
@@ -70,6 +73,7 @@ from workbench.store.jobfile import JobFile
 KEEP: Final = 64  # ended jobs whose output and answers stay in memory
 THOROUGH: Final = 600.0  # s that reading all of a job's checkpoints may take
 FLUSH_EVERY: Final = 1.0
+CELL_KEPT: Final = 2**16  # characters of a cell that the record keeps
 LAST_WORD: Final = 1.0  # s that notes of jobs' ends may keep a pool that is to end
 ANSWER: Final = 0.5  # s that an injected fault's asker waits to hear that it cannot be done
 logger = logging.getLogger(__name__)
@@ -101,6 +105,7 @@ class Runner:
             "follow": _request(rq.Follow, self._follow),
             "events": _request(str, lambda job_id: [event for _, event in self._job(job_id).file.events()]),
             "history": _request(rq.History, self._history),
+            "steps": _request(rq.ReadSteps, lambda asked: self._job(asked.job_id).file.step_page(asked.after)),
             "log": _request(rq.ReadLog, self._read_log),
             "checkpoints": _request(rq.ListCheckpoints, self._list_checkpoints),
             "stacks": _request(str, self._stacks),
@@ -344,7 +349,12 @@ class Runner:
         job.ambient, job.on_record = request.ambient, self._notifier.heard
         self._jobs[job_id] = job
         self._feed(job_id, LaunchRequested(time=self._link.now(), job_id=job_id, spec=spec))
+        self._keep_origin(job, request.origin)
         return job_id
+
+    def _keep_origin(self, job: LiveJob, origin: Origin | None) -> None:
+        if origin is not None:
+            job.record(OriginRecorded(time=self._link.now(), origin=origin))
 
     def _new_id(self, spec: JobSpec) -> str:
         while True:
@@ -433,6 +443,7 @@ class Runner:
             time=self._link.now(), step=request.step, path=request.path, ranks=request.ranks, by=request.by
         )
         self._feed(job.job_id, event)
+        self._keep_origin(job, request.origin)
         return job.state.phase
 
     def _resize(self, request: rq.Resize) -> JobPhase:
@@ -465,11 +476,21 @@ class Runner:
         return again
 
     def _execute(self, request: rq.Execute) -> CellStarted:
-        return self._on_ranks(
+        started = self._on_ranks(
             request.job_id,
             request.ranks,
             lambda where, cell_id: ExecuteCell(**where, cell_id=cell_id, source=request.source),
         )
+        job = self._job(request.job_id)
+        sent = CellSent(
+            time=self._link.now(),
+            restart_count=job.state.restart_count,
+            cell_id=started.cell_id,
+            ranks=started.ranks,
+            source=request.source if len(request.source) <= CELL_KEPT else "",
+        )
+        job.record(sent)
+        return started
 
     def _push(self, request: rq.Push) -> CellStarted:
         return self._on_ranks(

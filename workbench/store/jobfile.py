@@ -20,7 +20,7 @@ import msgspec
 
 from workbench.blackbox import StepRecord
 from workbench.events import Event, decode_event, encode_event
-from workbench.feed import Bucket, Total
+from workbench.feed import Bucket, StepPage, Total
 from workbench.store import samples
 from workbench.store.database import Kind, create, damaged, open_existing, transaction
 from workbench.telemetry import StepsTaken
@@ -163,6 +163,10 @@ class JobFile:
     def steps(self, rank: int, *, since: float = 0.0, until: float = math.inf, most: int = 100_000) -> list[StepRecord]:
         """One rank's single steps that ended in `[since, until)`: the newest `most` of those still kept."""
         return self._samples.steps(rank, since, until, most)
+
+    def step_page(self, after: int, most: int = 2**22) -> StepPage:
+        """All ranks' single steps still kept, about `most` bytes at a time; `after`: 0, then the `next` of the last."""
+        return self._samples.step_page(after, most)
 
     # --- how it goes ---
 

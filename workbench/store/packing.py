@@ -96,9 +96,14 @@ def pack_steps(blocks: Iterable[tuple[int, bytes]]) -> bytes:
     return zlib.compress(msgspec.msgpack.encode(list(blocks)), LEVEL)
 
 
+def unpack_blocks(data: bytes) -> list[tuple[int, bytes]]:
+    """What `pack_steps` packed."""
+    return _blocks.decode(zlib.decompress(data))
+
+
 def unpack_steps(data: bytes, rank: int) -> bytes:
-    """One rank's records of what `pack_steps` packed."""
-    return b"".join(block for owner, block in _blocks.decode(zlib.decompress(data)) if owner == rank)
+    """One rank's records of it."""
+    return b"".join(block for owner, block in unpack_blocks(data) if owner == rank)
 
 
 def time_span(blocks: Iterable[tuple[int, bytes]]) -> tuple[float, float]:

@@ -19,10 +19,17 @@ from typing import Final
 import msgspec
 
 from workbench.blackbox import STEP, StepRecord, iter_steps
-from workbench.feed import Bucket, Total
+from workbench.feed import Bucket, StepPage, Total
 from workbench.store.coverage import TIERS, Key, choose, plan
 from workbench.store.database import transaction
-from workbench.store.packing import pack_buckets, pack_steps, time_span, unpack_buckets, unpack_steps
+from workbench.store.packing import (
+    pack_buckets,
+    pack_steps,
+    time_span,
+    unpack_blocks,
+    unpack_buckets,
+    unpack_steps,
+)
 from workbench.telemetry import StepsTaken
 from workbench.views.buckets import OpenBuckets, fold_steps, join, merge, merge_totals, total_of
 
@@ -204,6 +211,20 @@ class SampleStore:
             if len(found) >= most:
                 break
         return found[-most:]
+
+    def step_page(self, after: int, most: int) -> StepPage:
+        """See `JobFile.step_page`."""
+        blocks: list[tuple[int, bytes]] = []
+        held = 0
+        for row, data in self._connection.execute("SELECT id, data FROM steps WHERE id > ? ORDER BY id", (after,)):
+            try:
+                blocks += unpack_blocks(data)
+            except (ValueError, zlib.error, msgspec.DecodeError):
+                continue  # a flipped bit costs this row, not the history
+            held = sum(len(block) for _, block in blocks)
+            if held >= most:
+                return StepPage(blocks=tuple(blocks), next=row)
+        return StepPage(blocks=tuple(blocks), next=None)
 
     def _keys(self, since: float, until: float) -> list[Key]:
         query = "SELECT start, width, ranks FROM buckets WHERE start >= ? AND start < ? ORDER BY start"
