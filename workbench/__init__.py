@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from workbench.errors import WorkbenchError
     from workbench.feed import JobSummary
     from workbench.magics import load_ipython_extension, unload_ipython_extension
+    from workbench.saved.session import load_session
     from workbench.session import Job, Session
     from workbench.spec import JobSpec
     from workbench.state import JobPhase, RankPhase
@@ -27,6 +28,7 @@ _HOMES = {
     "Session": "workbench.session",
     "WorkbenchError": "workbench.errors",
     "load_ipython_extension": "workbench.magics",
+    "load_session": "workbench.saved.session",
     "unload_ipython_extension": "workbench.magics",
 }
 
@@ -39,6 +41,7 @@ __all__ = [
     "Session",
     "WorkbenchError",
     "load_ipython_extension",
+    "load_session",
     "unload_ipython_extension",
 ]
 

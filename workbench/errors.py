@@ -20,6 +20,7 @@
         CheckpointIncompatibleError
       StoreError                   look at the disk
         JobFileError               a record cannot be read or written
+        SavedFileError             a saved session cannot be, or is not what was saved
     InternalError                  a bug here, please report
       InvalidTransitionError       carries its story: the events that led to it
 
@@ -148,6 +149,10 @@ class StoreError(WorkbenchError):
 
 class JobFileError(StoreError):
     """A job's record cannot be read or written."""
+
+
+class SavedFileError(StoreError):
+    """A saved session cannot be read or written, or is not what was saved."""
 
 
 class InternalError(Exception):

@@ -53,6 +53,7 @@ if TYPE_CHECKING:
 SERVICE: Final = "workbench.runner.service:make_service"
 CONTROLS: Final = "workbench_widgets.controls"  # by name: it is above, and needs what not every install has
 T = TypeVar("T")
+SAVED: Final = 100  # newest jobs that one file takes when none are named
 POLL: Final = 10.0  # s that one request for news may wait
 
 
@@ -77,6 +78,7 @@ class Session:
     ) -> None:
         self.name = pool
         self.was_started = False
+        self.touched: dict[str, None] = {}  # ids of jobs that were launched or attached here, in order
         self._client = self._local(slots, start, timeout) if target is None else self._foreign(target, timeout)
         self._await_slots(timeout)
 
@@ -175,11 +177,15 @@ class Session:
         ready = check_here(check_spec(spec)) if self.is_local else check_spec(spec)
         ambient = local.caller_environment() if self.is_local else {}
         request = rq.Launch(spec=ready, ambient=ambient, origin=capture(ready))
-        return Job(self, self.ask("launch", request, str))
+        return self._touch(self.ask("launch", request, str))
 
     def attach(self, job_id: str) -> Job:
         """A job by its id or an unambiguous beginning of it, running or ended. Raises `UnknownJobError`."""
-        return Job(self, self.ask("resolve", job_id, str))
+        return self._touch(self.ask("resolve", job_id, str))
+
+    def _touch(self, job_id: str) -> Job:
+        self.touched[job_id] = None
+        return Job(self, job_id)
 
     def jobs(
         self, limit: int = 50, offset: int = 0, phase: JobPhase | None = None, search: str = ""
@@ -195,6 +201,33 @@ class Session:
     def job_ids(self, prefix: str = "", limit: int = 200) -> list[str]:
         """Ids that begin with `prefix`, newest first."""
         return self.ask("ids", rq.ListIds(prefix=prefix, limit=limit), list[str])
+
+    # --- keeping ---
+
+    def save(
+        self,
+        path: str | os.PathLike[str],
+        jobs: Sequence[Job | str] | None = None,
+        *,
+        env: Sequence[str] = (),
+        with_checkpoints: bool = False,
+    ) -> tuple[str, ...]:
+        """Write jobs to one file that can be looked at anywhere, and run again; what it leaves out, in words.
+
+        `jobs` None: those that were launched or attached through this session, else all that the pool lists. A running
+        one is saved as it stands. Secrets and home paths are taken out; of environment variables only those are kept
+        that say how ranks compute, and what `env` names (patterns). `with_checkpoints`: the newest whole one as well,
+        else they are only named. Raises `SavedFileError`; what was at `path` then stays.
+        """
+        from workbench.collect import save
+
+        chosen = [job if isinstance(job, str) else job.job_id for job in jobs] if jobs is not None else None
+        ids = [self.attach(job_id).job_id for job_id in chosen] if chosen else list(self.touched)
+        ids = ids or self.job_ids(limit=SAVED)
+        if not ids:
+            raise UsageError("there is no job to save", hint="launch one with: %dtrain launch SCRIPT")
+        document = save(Path(path), self.ask, list(dict.fromkeys(ids)), env=env, with_checkpoints=with_checkpoints)
+        return document.left_out
 
 
 class Job:

@@ -58,6 +58,8 @@ def complete_verb(verb: Verb, before: Sequence[str], fragment: str, sources: Sou
 
 def _operands(verb: Verb, before: Sequence[str], fragment: str, sources: Sources) -> list[str]:
     at = len(_loose(verb, before))
+    if verb.operands and verb.operands[-1].repeats:
+        at = min(at, len(verb.operands) - 1)
     return _values(verb.operands[at].offers, fragment, sources) if at < len(verb.operands) else []
 
 
@@ -121,6 +123,10 @@ def _scripts(fragment: str) -> list[str]:
     return files(fragment, (".py",))
 
 
+def _sessions(fragment: str) -> list[str]:
+    return files(fragment, (".dtrain",))
+
+
 def _folders(fragment: str) -> list[str]:
     return files(fragment, only_folders=True)
 
@@ -133,6 +139,7 @@ _FIXED: Final[Sources] = {
     "shell": lambda text: _begins(text, ("bash", "zsh")),
     "verb": lambda text: _begins(text, verb_names()),
     "script": _scripts,
+    "session": _sessions,
     "file": files,
     "dir": _folders,
 }

@@ -49,6 +49,7 @@ class Operand:
     read: Callable[[str], Any] = str
     offers: str = ""
     named: str = ""
+    repeats: bool = False  # the last one: all words that are left, as a list
 
     @property
     def key(self) -> str:
@@ -91,6 +92,11 @@ class Verb:
 HELP: Final = Option(("-h", "--help"), "show this text")
 JSON: Final = Option(("--json",), "one JSON document, and nothing else on standard output")
 QUIET: Final = Option(("-q", "--quiet"), "say nothing but what was asked for")
+WHERE: Final = (
+    Option(("--pool",), "the pool of this machine with that name; left out: the current one", "NAME", offers="pool"),
+    Option(("--address",), "a cluster of your own: its scheduler's address, or its scheduler file", "ADDRESS"),
+)
+COMMON: Final = (*WHERE, JSON, QUIET, HELP)
 JOB: Final = Operand(
     "JOB",
     "a job's id or the beginning of it; left out: the current one, else that which runs or ran last",

@@ -53,7 +53,8 @@ def overview(verbs: Sequence[Verb], prefix: str) -> str:
 
 
 def _operand(operand: Operand) -> str:
-    return operand.value if operand.required else f"[{operand.value}]"
+    word = f"{operand.value} …" if operand.repeats else operand.value
+    return word if operand.required else f"[{word}]"
 
 
 def _flags(option: Option) -> str:

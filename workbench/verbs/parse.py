@@ -134,12 +134,18 @@ def _unknown(verb: Verb, word: str) -> NoReturn:
 
 def _place(verb: Verb, loose: Sequence[str], values: dict[str, Any]) -> None:
     """Words that stand by themselves, to the operands in order."""
-    for operand, word in zip(verb.operands, loose, strict=False):
+    many = verb.operands[-1] if verb.operands and verb.operands[-1].repeats else None
+    operands = [*verb.operands, *([many] * (len(loose) - len(verb.operands)) if many else ())]
+    for operand, word in zip(operands, loose, strict=False):
         try:
-            values[operand.key] = operand.read(word)
+            value = operand.read(word)
         except ValueError as error:
             raise UsageError(f"{operand.value} wants {error}, not {word!r}") from None
-    if len(loose) > len(verb.operands):
+        if many is not None and operand is many:
+            values[many.key] = [*(values[many.key] or ()), value]
+        else:
+            values[operand.key] = value
+    if len(loose) > len(operands):
         word = loose[len(verb.operands)]
         takes = f"it takes {' '.join(operand.value for operand in verb.operands)}" if verb.operands else ""
         raise UsageError(f"{verb.name} does not know what to do with {word!r}", hint=takes)

@@ -10,16 +10,12 @@ from workbench.errors import UsageError
 from workbench.faults import FAULTS
 from workbench.verbs import about, checkpoints, dashboard, jobs, launch, output, pools, read, story, watch
 from workbench.verbs.context import Context
-from workbench.verbs.declare import HELP, JOB, JSON, QUIET, Arguments, Operand, Option, Outcome, Verb
+from workbench.verbs.declare import COMMON, HELP, JOB, JSON, QUIET, WHERE, Arguments, Operand, Option, Outcome, Verb
 from workbench.verbs.help import overview, verb_help
+from workbench.verbs.keep import SAVED
 from workbench.verbs.parse import nearest, parse
 from workbench.verbs.shown import Text
 
-_WHERE: Final = (
-    Option(("--pool",), "the pool of this machine with that name; left out: the current one", "NAME", offers="pool"),
-    Option(("--address",), "a cluster of your own: its scheduler's address, or its scheduler file", "ADDRESS"),
-)
-_COMMON: Final = (*_WHERE, JSON, QUIET, HELP)
 _NAMED: Final = (
     Option(("--pool", "--name"), "the pool's name", "NAME", named="pool", offers="pool"),
     Option(("--address",), "a cluster of your own: its scheduler's address, or its scheduler file", "ADDRESS"),
@@ -117,7 +113,7 @@ LAUNCH_OPTIONS: Final = (
     Option(("--checkpoint-keep",), "how many of the newest are kept (default 3)", "N", read.count),
     Option(("--log-limit",), "how much of a rank's output is kept (default 512M)", "SIZE", read.size),
     _WAIT,
-    *_COMMON,
+    *COMMON,
 )
 
 
@@ -168,33 +164,33 @@ VERBS: Final[tuple[Verb, ...]] = (
             Option(("--phase",), "only jobs in that phase", "PHASE", read.phase, offers="phase"),
             Option(("--limit",), f"at most that many (default {jobs.LIMIT})", "N", read.count),
             Option(("--all",), "all of them"),
-            *_COMMON,
+            *COMMON,
         ),
         examples=("jobs", "jobs --phase FAILED --limit 5"),
     ),
     Verb(
         "status", "show where a job stands, by rank, the slowest marked", jobs.status,
-        operands=(JOB,), options=_COMMON, examples=("status", "status train-1f2e --json"),
+        operands=(JOB,), options=COMMON, examples=("status", "status train-1f2e --json"),
     ),
     Verb(
         "timeline", "show a job's attempts, failures and recoveries, what every rank did when", story.timeline,
-        operands=(JOB,), options=_COMMON, examples=("timeline", "timeline train-1f2e --json"),
+        operands=(JOB,), options=COMMON, examples=("timeline", "timeline train-1f2e --json"),
         notes="goodput: time of steps that count / time since the first step began. ETTR: the same time / all "
         "time since the job was submitted.",
     ),
     Verb(
         "attach", "make a job the current one; in a shell show all its output, then what comes", output.attach,
-        operands=(JOB,), options=_COMMON, examples=("attach train-1f2e",),
+        operands=(JOB,), options=COMMON, examples=("attach train-1f2e",),
     ),
     Verb(
         "wait", "wait for a job's end; interrupting it ends the waiting, never the job", watch.wait,
         operands=(JOB,),
-        options=(Option(("--timeout",), "wait at most that long", "TIME", read.seconds), *_COMMON),
+        options=(Option(("--timeout",), "wait at most that long", "TIME", read.seconds), *COMMON),
         examples=("wait", "wait train-1f2e --timeout 5m"),
     ),
     Verb(
         "top", "watch a job until it ends", watch.top,
-        operands=(JOB,), options=_COMMON, examples=("top",),
+        operands=(JOB,), options=COMMON, examples=("top",),
     ),
     Verb(
         "dashboard", "open the live pages in a browser, of all jobs or one; in a notebook in the cell",
@@ -217,23 +213,23 @@ VERBS: Final[tuple[Verb, ...]] = (
             Option(("--tail",), f"the last N lines (default {output.DEFAULT_TAIL})", "N", read.whole),
             Option(("--grep",), "only lines with that text in them", "TEXT"),
             Option(("-f", "--follow"), "go on with what comes"),
-            *_COMMON,
+            *COMMON,
         ),
         examples=("logs -r 1 --tail 50 --grep loss -f", "logs train-1f2e"),
     ),
     Verb(
         "checkpoints", "list a job's checkpoints, with what is wrong with those that cannot be used",
         checkpoints.listing, operands=(JOB,),
-        options=(Option(("--verify",), "read every byte of them first"), *_COMMON),
+        options=(Option(("--verify",), "read every byte of them first"), *COMMON),
         examples=("checkpoints", "checkpoints train-1f2e --verify --json"),
     ),
     Verb(
         "stacks", "show every rank's Python stack", jobs.stacks,
-        operands=(JOB,), options=(_RANKS, *_COMMON), examples=("stacks", "stacks -r 1"),
+        operands=(JOB,), options=(_RANKS, *COMMON), examples=("stacks", "stacks -r 1"),
     ),
     Verb(
         "cancel", "end a job: SIGTERM, its grace, SIGKILL", jobs.cancel,
-        operands=(JOB,), options=(Option(("--force",), "SIGKILL at once"), *_COMMON),
+        operands=(JOB,), options=(Option(("--force",), "SIGKILL at once"), *COMMON),
         examples=("cancel", "cancel train-1f2e --force"), is_act=True,
     ),
     Verb(
@@ -242,25 +238,25 @@ VERBS: Final[tuple[Verb, ...]] = (
         options=(
             Option(("--step",), "from the one of that step; 0: the start (default: the newest)", "N", read.whole),
             Option(("-n", "--ranks"), "on that many ranks (default: as before)", "N", read.count),
-            *_COMMON,
+            *COMMON,
         ),
         examples=("resume", "resume train-1f2e --step 400", "resume -n 4"), is_act=True,
     ),
     Verb(
         "resize", "have a running job go on with another number of ranks, from a checkpoint", jobs.resize,
         operands=(Operand("RANKS", "how many ranks from now on", required=True, read=read.count, named="ranks"), JOB),
-        options=_COMMON, examples=("resize 4", "resize 2 train-1f2e"), is_act=True,
+        options=COMMON, examples=("resize 4", "resize 2 train-1f2e"), is_act=True,
     ),
     Verb(
         "interrupt", "KeyboardInterrupt in the cell that an interactive job runs; its ranks live on", jobs.interrupt,
-        operands=(JOB,), options=(_RANKS, *_COMMON), examples=("interrupt", "interrupt -r 1"), is_act=True,
+        operands=(JOB,), options=(_RANKS, *COMMON), examples=("interrupt", "interrupt -r 1"), is_act=True,
     ),
     Verb(
         "inject", "do a fault to a rank, on purpose", jobs.inject,
         operands=(Operand("FAULT", " | ".join(FAULTS), required=True, read=_fault, offers="fault"), JOB),
         options=(
             Option(("-r", "--rank"), "the rank", "RANK", read.rank, required=True),
-            *_COMMON,
+            *COMMON,
         ),
         listed=tuple((name, f"{fault.help} ({fault.place.value})") for name, fault in FAULTS.items()),
         notes="Only what has happened is a fault: until then, and where it goes on, inject continue ends it.",
@@ -271,13 +267,14 @@ VERBS: Final[tuple[Verb, ...]] = (
         operands=(
             Operand("NAME", "a variable here, or NAME=LITERAL", required=True, named="value", offers="name"), JOB,
         ),
-        options=(_RANKS, *_COMMON), examples=("push batch", "push lr=0.1 -r 0,2"), is_act=True,
+        options=(_RANKS, *COMMON), examples=("push batch", "push lr=0.1 -r 0,2"), is_act=True,
     ),
     Verb(
         "pull", "fetch an expression's value from the ranks, by rank; a plain name is bound here", jobs.pull,
         operands=(Operand("EXPRESSION", "a variable or expression in the ranks", required=True), JOB),
-        options=(_RANKS, *_COMMON), examples=("pull loss -r 1", "pull 'model.weight.norm()'"),
+        options=(_RANKS, *COMMON), examples=("pull loss -r 1", "pull 'model.weight.norm()'"),
     ),
+    *SAVED,
     Verb("version", "show versions", about.version, options=(JSON, HELP), examples=("version",)),
     Verb(
         "help", "show this, or all about one verb", show_help,
@@ -300,7 +297,7 @@ CELL: Final = Verb(
     options=(
         _RANKS,
         Option(("--job",), "another interactive job", "JOB", offers="job"),
-        *_WHERE,
+        *WHERE,
         Option(("-q", "--quiet"), "do not show the last expression's value"),
         HELP,
     ),

@@ -1,0 +1,1 @@
+"""What is done with saved sessions: looked at, run again, compared, shown as a report, exported."""
