@@ -209,7 +209,9 @@ def test_no_secret_and_no_home_path_gets_out(
         for part in (f"with {TOKEN[:half]}", f"{TOKEN[half:]}\n", f"{home}/x\n")
     )
     asked.cells = (
-        CellFinished(job_id="trial-1", cell_id="c", rank=0, ok=True, data={"text/plain": TOKEN}, payload=b"pickle-0815"),
+        CellFinished(
+            job_id="trial-1", cell_id="c", rank=0, ok=True, data={"text/plain": TOKEN}, payload=b"pickle-0815"
+        ),
     )
     path = tmp_path / "run.dtrain"
     document = save_fake(path, asked=asked)
@@ -385,3 +387,25 @@ def test_records_that_are_none(saved: Path) -> None:
     ):
         archive.write(saved, document, {**good, f"jobs/trial-1/{name}": data})
         refused(saved, match)
+
+
+# --- older files ------------------------------------------------------------------------------------------------------
+
+VERSIONS = sorted((Path(__file__).parents[1] / "data").glob("saved_session_v*/run.dtrain"))
+
+
+@pytest.mark.parametrize("path", VERSIONS, ids=lambda path: path.parent.name)
+def test_files_of_older_versions_load(path: Path, dtrain_home: Path) -> None:
+    with load_session(path) as session:
+        assert f"_v{session.document.version}" in path.parent.name and not session.is_ours
+        session.archive.verify()
+        job = session.attach("trial-1")
+        assert job.phase is JobPhase.SUCCEEDED and job.view().step == len(LOSSES)
+        assert job.code["trial"] == CODE and job.logs(rank=0) == "rank 0: accuracy 97.5%\n"
+        assert [record.loss for record in session.record("trial-1").steps(0)] == LOSSES
+
+
+def test_there_is_a_file_of_every_version() -> None:
+    from workbench.store.saved.archive import READERS
+
+    assert [path.parent.name for path in VERSIONS] == [f"saved_session_v{number}" for number in sorted(READERS)]

@@ -200,7 +200,7 @@ VERBS: Final[tuple[Verb, ...]] = (
             Option(("--read-only",), "a link whose pages show and never act"),
             Option(("--no-browser",), "only say the link"),
             Option(("--port",), "listen on that port of 127.0.0.1 (default: a free one)", "PORT", read.port),
-            *_COMMON,
+            *COMMON,
         ),
         notes="From another machine: ssh -L PORT:127.0.0.1:PORT HOST, then the same link.",
         examples=("dashboard", "dashboard train-1f2e --read-only --no-browser"),

@@ -48,6 +48,7 @@ _AFTER_NAME: Final = re.compile(
 )
 _BEARER: Final = re.compile(r"\b(Bearer|Basic)\s+[A-Za-z0-9._~+/=-]{12,}", re.IGNORECASE)
 _IN_ADDRESS: Final = re.compile(r"([a-z][a-z0-9+.-]*://)[^\s/@:]+:[^\s/@]+@", re.IGNORECASE)
+LONGEST_NUMBER: Final = 14  # characters: max_tokens=100000 is no secret
 _SHORTEST: Final = 8  # characters of a value that is looked for everywhere
 
 
@@ -70,7 +71,7 @@ class Scrubber:
         self.removed: Counter[str] = Counter()
         paths = sorted((home.rstrip("/") for home in homes), key=len, reverse=True)
         usable = [re.escape(path) for path in paths if path.count("/") >= 2 or path == "/root"]
-        self._home = re.compile(rf"(?<![\w./~-])(?:{'|'.join(usable)})(?![\w.-])") if usable else None
+        self._home = re.compile(rf"(?:{'|'.join(usable)})(?![\w.-])") if usable else None
         values = {value for name, value in (environ or {}).items() if is_secret_name(name) and len(value) >= _SHORTEST}
         self._values = re.compile("|".join(map(re.escape, sorted(values, key=len, reverse=True)))) if values else None
 
@@ -151,4 +152,6 @@ def _looks_secret(value: str, is_quoted: bool) -> bool:
         return False
     if is_quoted:
         return not value.isspace() and not re.fullmatch(r"[A-Z][A-Z0-9_]*", value)  # the name of a variable
-    return any(c.isdigit() for c in value) and not re.fullmatch(r"[\d.,:e+-]+", value) and "." not in value[:-1]
+    if "." in value[:-1] or not any(c.isdigit() for c in value):
+        return False
+    return len(value) > LONGEST_NUMBER or not re.fullmatch(r"[\d,:e+-]+", value)
