@@ -77,31 +77,33 @@ class PoolLostError(PoolError):
 
 
 class JobError(WorkbenchError):
-    """A job did not end well."""
+    """A job did not end well. `.story`: all of it in a few lines, for a screen; may be empty."""
+
+    story: str = ""
 
     def __init__(self, reason: str, *, job_id: str, rank: int | None = None, hint: str = "") -> None:
         super().__init__(reason, hint=hint)
         self.job_id, self.rank, self.reason = job_id, rank, reason
 
-
-class RankFailedError(JobError):
-    """A rank raised, exited or was killed; `.traceback` is the rank's own, empty when it left none.
-
-    `story` is all of it in a few lines, for a screen; it is made of the reason and the traceback when not given.
-    """
-
-    def __init__(
-        self, reason: str, *, job_id: str, rank: int | None = None, traceback: str = "", log_path: str = "",
-        story: str = "",
-    ) -> None:  # fmt: skip
-        super().__init__(reason, job_id=job_id, rank=rank, hint=f"log: {log_path}" if log_path else "")
-        self.traceback, self.log_path, self.story = traceback, log_path, story
-
     def _render_traceback_(self) -> list[str]:
         """IPython shows this in place of the local traceback, which would tell of our own code only."""
-        if self.story:
-            return [f"{type(self).__name__}: {self.job_id}", *self.story.splitlines()]
-        return [*self.traceback.splitlines(), f"{type(self).__name__}: {self}"]
+        told = [self.job_id, *self.story.splitlines()] if self.story else [str(self)]
+        return [f"{type(self).__name__}: {told[0]}", *told[1:]]
+
+
+class RankFailedError(JobError):
+    """A rank raised, exited or was killed; `.traceback` is the rank's own, empty when it left none."""
+
+    def __init__(
+        self, reason: str, *, job_id: str, rank: int | None = None, traceback: str = "", log_path: str = ""
+    ) -> None:
+        super().__init__(reason, job_id=job_id, rank=rank, hint=f"log: {log_path}" if log_path else "")
+        self.traceback, self.log_path = traceback, log_path
+
+    def _render_traceback_(self) -> list[str]:
+        """Without a story it is the rank's traceback and the reason."""
+        own = super()._render_traceback_()
+        return own if self.story else [*self.traceback.splitlines(), *own]
 
 
 class HangError(JobError):

@@ -39,7 +39,7 @@ from workbench.policy.consistency import explain
 from workbench.policy.failure import first_cause
 from workbench.pool import local
 from workbench.spec import EntrypointKind, JobSpec, check_spec
-from workbench.state import THE_START, Checkpoint, FailureKind, JobPhase, JobState, RankState
+from workbench.state import THE_START, Checkpoint, Failure, FailureKind, JobPhase, JobState, RankState
 from workbench.store.home import jobs_dir, log_path
 from workbench.telemetry import CellFinished, OutputWritten
 from workbench.views.failure import failure_text
@@ -315,13 +315,20 @@ class Job:
         """Wait for the end. Raises the job's error when it FAILED, `TimeoutError` when it goes on. Stops nothing."""
         state = self._await_end(timeout)
         if state.phase is JobPhase.FAILED:
-            raise error_of(state)
+            raise self._error(state)
         return state.phase
 
     def exception(self, timeout: float | None = None) -> JobError | None:
         """Wait for the end; the error of a job that did not succeed, else None."""
         state = self._await_end(timeout)
-        return None if state.phase is JobPhase.SUCCEEDED else error_of(state)
+        return None if state.phase is JobPhase.SUCCEEDED else self._error(state)
+
+    def _error(self, state: JobState) -> JobError:
+        if not state.restart_count:
+            return error_of(state)
+        from workbench.views.story import earlier_lines
+
+        return error_of(state, earlier_lines(self.timeline))
 
     def result(self, timeout: float | None = None) -> list[Any] | None:
         """Wait for the end; of a launched function what each rank returned, in rank order. Raises the job's error."""
@@ -520,12 +527,18 @@ class CellRun:
             raise error_of(state)
 
 
-def error_of(state: JobState) -> JobError:
-    """The exception that a job which did not succeed stands for."""
+def error_of(state: JobState, earlier: Sequence[str] = ()) -> JobError:
+    """The exception that a job which did not succeed stands for. `earlier`: of attempts before, a line each."""
     failure = state.failure or (first_cause(state.failures) if state.failures else None)
-    job_id = state.job_id
     if failure is None:
-        return JobError(f"{job_id}: {state.reason}", job_id=job_id)
+        return JobError(f"{state.job_id}: {state.reason}", job_id=state.job_id)
+    error = _error_of(state, failure)
+    error.story = failure_text(msgspec.structs.replace(state, failure=failure), earlier=earlier)
+    return error
+
+
+def _error_of(state: JobState, failure: Failure) -> JobError:
+    job_id = state.job_id
     reason = f"{job_id}: {state.reason}"
     match failure.kind:
         case FailureKind.TIMEOUT if failure.stall is not None:
@@ -547,7 +560,6 @@ def error_of(state: JobState) -> JobError:
         rank=failure.rank,
         traceback=failure.traceback,
         log_path=failure.log_path,
-        story=failure_text(msgspec.structs.replace(state, failure=failure)),
     )
 
 

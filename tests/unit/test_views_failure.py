@@ -41,9 +41,10 @@ def test_rank_cause_step_and_log_come_first_then_its_traceback_then_the_others_i
         "log: /h/a-1/logs/rank2.log",
         "Traceback (most recent call last):",
     ]
-    assert lines[-2:] == [
+    assert lines[-3:] == [
         "ValueError: bad batch",
         "after it: ranks 0, 1, 3, 4 raised RuntimeError: Connection closed by peer",
+        "no restart left",
     ]
     assert any("lines left out" in line for line in lines) and "frame_39" in text
     assert 1000 < len(text.encode()) <= 1900
@@ -89,3 +90,10 @@ def test_trimming_keeps_the_end_above_all() -> None:
     assert kept[0] == "line 0" and kept[-1] == "line 99" and len("\n".join(kept)) <= 200
     assert "… 7" in kept[4] and trim_middle(lines, 10_000) == lines
     assert trim_middle(["a" * 50], 20) == ["a" * 17 + "…"]
+
+
+def test_attempts_before_it_are_told_too() -> None:
+    killed = failure(1, "killed by SIGKILL at step 9", kind=FailureKind.SIGNAL)
+    earlier = ["+0.9 s rank 0 exited with code 1 at step 9 → restart 1 of 2 → back after 0.5 s, 9 steps lost"]
+    told = failure_text(state(killed, first=killed, reason=killed.reason), earlier=earlier)
+    assert f"before it: {earlier[0]}" in told.splitlines()

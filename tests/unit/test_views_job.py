@@ -9,14 +9,22 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from workbench.events import SlotsGranted
+from workbench.events import (
+    CheckpointFailed,
+    CheckpointSaved,
+    Event,
+    NonFiniteFound,
+    RecoveryStarted,
+    SlotsGranted,
+)
 from workbench.feed import Bucket, Cursor, Update
 from workbench.spec import JobSpec
-from workbench.state import JobPhase, JobState, Placement, RankPhase, RankState
+from workbench.state import Checkpoint, JobPhase, JobState, Placement, RankPhase, RankState
 from workbench.telemetry import RankBeat
 from workbench.views.buckets import across_ranks
 from workbench.views.job import JobView, ViewBuilder
 from workbench.views.straggler import find_slowest, shares
+from workbench.views.table import notes
 
 NOW = 1060.0
 
@@ -267,3 +275,22 @@ def test_a_job_that_went_back_is_where_it_is_now_and_not_where_it_was() -> None:
 def test_restarts_in_words(count: int, fruitless: int, limit: int, text: str) -> None:
     spec = JobSpec(entrypoint="train.py", nproc_per_node=2, max_restarts=limit)
     assert view_of(update(state=state(restart_count=count, fruitless=fruitless, spec=spec))).restarts == text
+
+
+def test_trouble_that_ends_nothing_is_told_until_it_is_over() -> None:
+    saved = Checkpoint(step=40, path="/c/40", world_size=2, saved_at=1.0)
+    story: list[tuple[Event, list[str]]] = [
+        (CheckpointFailed(time=1.0, restart_count=0, step=20, reason="disk full"),
+         ["no checkpoint at step 20: disk full; there is none"]),
+        (CheckpointSaved(time=2.0, restart_count=0, checkpoint=saved), []),
+        (CheckpointFailed(time=3.0, restart_count=0, step=60, reason="disk full"),
+         ["no checkpoint at step 60: disk full; the newest is of step 40"]),
+        (NonFiniteFound(time=4.0, restart_count=0, rank=1, step=61, what="loss"),
+         ["rank 1: loss is not finite at step 61", "no checkpoint at step 60: disk full; the newest is of step 40"]),
+        (RecoveryStarted(time=5.0, restart_count=1, reason="restart 1 of 3"), []),
+    ]  # fmt: skip
+    builder = ViewBuilder()
+    for event, told in story:
+        builder.add(update(events=(event,)))
+        assert list(builder.view().trouble) == told
+        assert all(line in notes(builder.view()) for line in told)

@@ -115,7 +115,7 @@ class LiveJob:
         """Where the newest one on disk lies, or in memory where there is none on disk; empty: nowhere."""
         saved = [event.checkpoint for event in self._events if isinstance(event, CheckpointSaved)]
         on_disk = [checkpoint for checkpoint in saved if checkpoint.tier is CheckpointTier.DISK]
-        return max(on_disk or saved, key=lambda checkpoint: checkpoint.step).path if saved else ""
+        return (on_disk or saved)[-1].path if saved else ""  # not the one of the highest step: it may have gone back
 
     def report(self, report: Report) -> None:
         """Take in telemetry of the current generation; an older one's tells nothing of now."""

@@ -12,10 +12,14 @@ from workbench.views.wording import ranks_text
 MOST: Final = 1900  # bytes
 _KEPT_LINES: Final = 4  # of a traceback, at its beginning
 _REASON: Final = 400
+_EARLIER: Final = 200
 
 
-def failure_text(state: JobState, most: int = MOST) -> str:
-    """What is to be told of the job's failure, in at most `most` bytes of UTF-8; empty when nothing failed."""
+def failure_text(state: JobState, most: int = MOST, earlier: Sequence[str] = ()) -> str:
+    """What is to be told of the job's failure, in at most `most` bytes of UTF-8; empty when nothing failed.
+
+    `earlier`: what became of the attempts before, a line each.
+    """
     first = state.failure or (state.failures[0] if state.failures else None)
     if first is None:
         reason = state.reason if state.phase in (JobPhase.FAILED, JobPhase.STOPPED) else ""
@@ -24,7 +28,12 @@ def failure_text(state: JobState, most: int = MOST) -> str:
     if first.log_path:
         head.append(f"log: {first.log_path}")
     advice = advise(first)
-    told = (_others(state.failures, first), _why_it_ended(state, first), *(str(advice).splitlines() if advice else ()))
+    told = (
+        _others(state.failures, first),
+        _why_it_ended(state, first),
+        *(_cut(f"before it: {line}", _EARLIER) for line in earlier),
+        *(str(advice).splitlines() if advice else ()),
+    )
     tail = [_cut(line, _REASON) for line in told if line]
     room = most - _size("\n".join([*head, *tail])) - 2
     traceback = trim_middle(first.traceback.rstrip().splitlines(), room) if first.traceback else []
@@ -66,8 +75,8 @@ def _others(failures: Sequence[Failure], first: Failure) -> str:
 
 
 def _why_it_ended(state: JobState, first: Failure) -> str:
-    """The job's own reason, when it says more than the failure does."""
-    return "" if not state.reason or first.reason in state.reason else state.reason
+    """The job's own reason, or what it says besides the failure's."""
+    return "" if state.reason == first.reason else state.reason.removeprefix(f"{first.reason}; ")
 
 
 def _cut(text: str, most: int) -> str:

@@ -29,6 +29,7 @@ from workbench.views.series import History, RankPoint, SeriesPoint, known, per_s
 from workbench.views.spans import Timeline
 from workbench.views.straggler import find_slowest, own_time, shares
 from workbench.views.timeline import TimelineBuilder
+from workbench.views.trouble import Trouble
 from workbench.views.wording import exit_text
 
 WINDOW: Final = 5.0  # s
@@ -91,6 +92,7 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     step_time: float | None = None
     loss: float | None = None
     slowest: str = ""  # why a rank is marked, in words
+    trouble: tuple[str, ...] = ()  # what is wrong though it goes on, in sentences
     rows: tuple[RankRow, ...] = ()
     series: tuple[SeriesPoint, ...] = ()
     rank_series: dict[int, tuple[RankPoint, ...]] = {}
@@ -120,7 +122,7 @@ class ViewBuilder:
         self._totals = History[Total](merge_totals)
         self._by_rank: dict[int, History[Bucket]] = {}
         self._telemetry_dropped = self._output_dropped = 0
-        self._timeline, self._checkpoints = TimelineBuilder(), CheckpointList()
+        self._timeline, self._checkpoints, self._trouble = TimelineBuilder(), CheckpointList(), Trouble()
 
     def add(self, update: Update) -> None:
         old = self._state
@@ -135,6 +137,7 @@ class ViewBuilder:
                 self._granted_at = event.time if self._granted_at is None else self._granted_at
         self._timeline.add(update.events)
         self._checkpoints.add(update.events)
+        self._trouble.add(update.events)
         self._beats.update((beat.rank, beat) for beat in update.beats)
         self._add_buckets(update)
 
@@ -189,6 +192,7 @@ class ViewBuilder:
             step_time=step_time,
             loss=_mean([row.loss for row in rows if row.loss is not None]) or known(self._whole.loss),
             slowest=why,
+            trouble=self._trouble.sentences,
             rows=rows,
             series=tuple(point_of(total, self._ranks) for total in self._totals.items),
             rank_series={rank: tuple(map(rank_point_of, h.items)) for rank, h in sorted(self._by_rank.items())},

@@ -34,6 +34,14 @@ def story_lines(timeline: Timeline, clock: Clock | None = None, most: int = TOLD
     return [*lines, *told[-most:], numbers_line(timeline)]
 
 
+def earlier_lines(timeline: Timeline, most: int = TOLD) -> list[str]:
+    """What became of the newest attempts before the last one, a line each."""
+    clock = since(timeline.start)
+    told = [_line(a, b, clock, timeline) for a, b in pairwise(timeline.attempts) if _is_told(a, b)]
+    more = len(told) - most + timeline.earlier
+    return [*([f"… {plural(more, 'earlier attempt')}: see timeline"] if more > 0 else []), *told[-most:]]
+
+
 def numbers_line(timeline: Timeline) -> str:
     """Goodput, ETTR, restarts and lost steps; empty while there is nothing of it."""
     goodput, restarts = timeline.goodput, len(timeline.attempts) - 1 + timeline.earlier

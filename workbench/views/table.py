@@ -293,6 +293,7 @@ def notes(view: JobView) -> list[str]:
     if view.phase not in (JobPhase.HEALTHY, JobPhase.INIT) and view.reason:
         found.append(" ".join(view.reason.split()))
     found += hints(view)
+    found += (one for one in view.trouble if one not in view.reason)
     if view.slowest:
         found.append(f"slowest: {view.slowest}")
     if view.telemetry_dropped:

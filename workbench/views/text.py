@@ -89,7 +89,7 @@ def render_pool(pool: PoolStatus, width: int = WIDTH, *, color: bool = False) ->
 
 def _notes(view: JobView, width: int) -> list[str]:
     """Advice is of use only whole, and a reason nearly so; all else may be cut short."""
-    lines = {**dict.fromkeys(hints(view), 100), " ".join(view.reason.split()): LINES}
+    lines = {**dict.fromkeys(hints(view), 100), **dict.fromkeys([" ".join(view.reason.split()), *view.trouble], LINES)}
     return [line for note in notes(view) for line in (_wrapped(note, width, lines[note]) if note in lines else [note])]
 
 
