@@ -391,12 +391,12 @@ class Job:
         """Have a running job go on with `ranks` ranks, from a checkpoint made for it. Returns the phase it is in."""
         return self.session.ask("resize", rq.Resize(job_id=self.job_id, ranks=ranks, by=by), JobPhase)
 
-    def inject(self, fault: str, rank: int) -> None:
+    def inject(self, fault: str, rank: int) -> bool:
         """Do one of `workbench.faults.FAULTS` to a rank, on purpose: at once, or at what it does next.
 
-        Raises `UsageError` when it is known soon that it cannot be done.
+        False: it waits for that. Raises `UsageError` when it is known soon that it cannot be done.
         """
-        self.session.ask("inject", rq.Inject(job_id=self.job_id, fault=fault, rank=rank), type(None))
+        return self.session.ask("inject", rq.Inject(job_id=self.job_id, fault=fault, rank=rank), bool)
 
     def stacks(self) -> dict[int, str]:
         """The Python stack of every running rank, as text."""

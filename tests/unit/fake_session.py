@@ -179,8 +179,9 @@ class FakeJob:
         self.calls.append(("resize", ranks))
         return JobPhase.HEALTHY
 
-    def inject(self, fault: str, rank: int) -> None:
+    def inject(self, fault: str, rank: int) -> bool:
         self.calls.append(("inject", fault, rank))
+        return fault != "reorder"
 
     def verify_checkpoints(self) -> list[Any]:
         self.calls.append(("verify_checkpoints",))

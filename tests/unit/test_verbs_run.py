@@ -362,7 +362,8 @@ def test_cancel_inject_and_interrupt() -> None:
     assert job.calls[-1][:2] == ("cancel", True)
     do(context, "cancel")
     assert job.calls[-1][:2] == ("cancel", False)
-    do(context, "inject stop -r 1")
+    assert do(context, "inject reorder -r 1").text == ("reorder awaits rank 1 of run-1: at the rank's next collective")
+    assert do(context, "inject stop -r 1").text == "stop done to rank 1 of run-1"
     assert job.calls[-1] == ("inject", "stop", 1)
     assert do(context, "interrupt -r 0,1").text == "interrupted the cell on ranks 0–1 of run-1"
     assert job.calls[-1] == ("interrupt", (0, 1))

@@ -304,8 +304,10 @@ def test_acts_say_what_they_did() -> None:
     )
     assert perform(Act("resize", ranks=3), job, told(), by="me").startswith("Resize to 3 ranks was asked for")
     said = perform(Act("inject", fault="kill", rank=1), job, told(), by="me")
-    assert said == "kill was asked for on rank 1: the timeline tells when it is done."
-    assert [call[0] for call in job.calls] == ["resume", "resize", "inject"]
+    assert said == "kill was done to rank 1."
+    said = perform(Act("inject", fault="reorder", rank=1), job, told(), by="me")
+    assert said.startswith("reorder awaits rank 1, at the rank's next collective: ")
+    assert [call[0] for call in job.calls] == ["resume", "resize", "inject", "inject"]
 
     def gone(**_: Any) -> Any:
         raise CheckpointNotFoundError("run-1 has no checkpoint of step 400", hint="there are: 300")

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from workbench import Job, WorkbenchError
-from workbench.views.acts import Act, why_not
+from workbench.views.acts import FAULT_WHEN, Act, why_not
 from workbench.views.job import JobView
 from workbench.views.wording import plural, ranks_text
 
@@ -94,8 +94,9 @@ def _resize(act: Act, job: Job, by: str) -> str:
 
 def _inject(act: Act, job: Job, by: str) -> str:
     assert act.rank is not None
-    job.inject(act.fault, act.rank)
-    return f"{act.fault} was asked for on rank {act.rank}: the timeline tells when it is done."
+    if job.inject(act.fault, act.rank):
+        return f"{act.fault} was done to rank {act.rank}."
+    return f"{act.fault} awaits rank {act.rank}, {FAULT_WHEN[act.fault]}: the timeline tells when it is done."
 
 
 _DO: Final[Mapping[str, Callable[[Act, Job, str], str]]] = {

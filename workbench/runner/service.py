@@ -511,8 +511,8 @@ class Runner:
         for where in self._by_worker(job, request.ranks):
             self._link.send(where["worker"], InterruptRanks(**where))
 
-    async def _inject(self, request: rq.Inject) -> None:
-        """Have it done. Raises `UsageError` when it is told soon that it cannot be."""
+    async def _inject(self, request: rq.Inject) -> bool:
+        """Have it done; False: it waits for its moment. Raises `UsageError` when it is told soon that it cannot be."""
         job = self._running(request.job_id)
         if request.fault not in FAULTS:
             raise UsageError(f"there is no fault {request.fault!r}", hint=f"faults: {', '.join(FAULTS)}")
@@ -527,6 +527,7 @@ class Runner:
         told = await self._happened(job, request, known)
         if told is not None and told.problem:
             raise UsageError(f"{request.fault} cannot be done to rank {request.rank}: {told.problem}")
+        return told is not None
 
     async def _happened(self, job: LiveJob, request: rq.Inject, since: int) -> FaultHappened | None:
         """What was told of the fault; None when nothing is within `ANSWER` s: it waits for its moment."""

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from workbench.errors import UsageError
+from workbench.faults import FAULTS
 from workbench.verbs.context import Context
 from workbench.verbs.declare import Arguments, Outcome
 from workbench.verbs.lines import name_ranks
@@ -97,10 +98,12 @@ def interrupt(context: Context, args: Arguments) -> Outcome:
 def inject(context: Context, args: Arguments) -> Outcome:
     """Do a fault to a rank, on purpose."""
     job = context.job(args)
-    job.inject(args.fault, args.rank)
+    is_done = job.inject(args.fault, args.rank)
+    done = f"{args.fault} done to rank {args.rank} of {job.job_id}"
+    waits = f"{args.fault} awaits rank {args.rank} of {job.job_id}: {FAULTS[args.fault].place.value}"
     return _said(
-        f"{args.fault} done to rank {args.rank} of {job.job_id}",
-        {"job_id": job.job_id, "fault": args.fault, "rank": args.rank},
+        done if is_done else waits,
+        {"job_id": job.job_id, "fault": args.fault, "rank": args.rank, "done": is_done},
     )
 
 

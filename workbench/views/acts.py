@@ -11,6 +11,7 @@ from workbench.views.job import JobView
 from workbench.views.wording import plural
 
 FAULT_HELP: Final[Mapping[str, str]] = {name: f"{fault.help} ({fault.place.value})" for name, fault in FAULTS.items()}
+FAULT_WHEN: Final[Mapping[str, str]] = {name: fault.place.value for name, fault in FAULTS.items()}
 GOES_ON: Final = "the job runs: it goes on by itself"
 
 
