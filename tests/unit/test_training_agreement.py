@@ -83,6 +83,36 @@ def test_the_state_of_a_host_that_is_gone_is_on_the_other() -> None:
     assert reason == "step 40 cannot be taken from memory: rank 0 left no whole copy of it"
 
 
+def shares(step: int, hosts: tuple[int, ...], parts: int = 2) -> list[Copy]:
+    """What ranks leave that copy a state in parts, as many on each host."""
+    return [Copy(0, step, step, n, len(hosts), Kind.WHOLE, host, n % parts, parts) for n, host in enumerate(hosts)]
+
+
+def test_a_host_has_a_state_when_it_has_all_parts_of_it() -> None:
+    choice, _ = choose(shares(40, (0, 0)), ONE_HOST)
+    assert choice == Choice(0, 40, 40, 2, Kind.WHOLE, (0,))
+    four = Place((0, 0, 2, 2), can_send=True)
+    choice, _ = choose(shares(40, (0, 0, 2, 2)), four)
+    assert choice is not None
+    assert choice.hosts == (0, 2)
+    apart = shares(41, (0, 0, 0, 2))  # the host of rank 2 has part 1 only
+    choice, _ = choose(apart + shares(40, (0, 0, 2, 2)), four)
+    assert choice is not None
+    assert (choice.step, choice.hosts) == (41, (0,))
+
+
+def test_a_part_that_is_missing_or_of_another_division_leaves_the_older_step() -> None:
+    choice, reason = choose(shares(41, (0, 0))[:1] + shares(40, (0, 0)), ONE_HOST)
+    assert choice is not None
+    assert choice.step == 40
+    assert "step 41 cannot be taken from memory: rank 1 left no whole copy of it" in reason
+    first, second = shares(41, (0, 0))
+    choice, reason = choose([first, second._replace(part=0), *shares(40, (0, 0))], ONE_HOST)
+    assert choice is not None
+    assert choice.step == 40
+    assert "no host that has the state is left" in reason
+
+
 def test_own_things_without_the_state_are_not_enough() -> None:
     _, reason = choose(pair(40, kind=Kind.EXTRAS), ONE_HOST)
     assert "no host that has the state is left" in reason
@@ -113,12 +143,12 @@ def test_what_is_the_same_everywhere_serves_any_world() -> None:
 
 
 def need(host: int = 0, **fields: Any) -> Need:
-    return Need(host, 100 * 2**20, 1000 * 2**20, "same", is_replicated=True)._replace(**fields)
+    return Need(host, 100 * 2**20, 50 * 2**20, 1000 * 2**20, "same", is_replicated=True)._replace(**fields)
 
 
-def test_replicas_are_kept_once_a_host() -> None:
-    assert plan([need()] * 16, 0.5).kind is Kind.WHOLE
-    assert plan([need()] * 16, 0.5).fault == ""
+def test_replicas_are_kept_in_parts() -> None:
+    assert plan([need()] * 10, 0.5) == (Kind.WHOLE, "")
+    assert plan([need()] * 11, 0.5).fault
 
 
 @pytest.mark.parametrize("odd", [{"layout": "other"}, {"is_replicated": False}])
@@ -136,7 +166,7 @@ def test_copies_leave_half_of_the_free_memory() -> None:
     assert plan([own] * 6, 0.5).fault == (
         "they would take 600 MiB on the host of rank 0, where 1000 MiB are free; at most 50% of that is used"
     )
-    assert "rank 2" in plan([need(0), need(0), need(2, free=100 * 2**20)], 0.5).fault
+    assert "rank 2" in plan([need(0), need(0), need(2, free=80 * 2**20)], 0.5).fault
 
 
 # --- how often --------------------------------------------------------------------------------------------------------

@@ -176,6 +176,70 @@ def test_only_one_rank_of_a_host_copies_the_state(make_job: Callable[..., Job]) 
     assert min(size for (rank, _), size in sizes.items() if rank == 0) >= max(own) + 2000
 
 
+def train_shares(first: int, last: int, torn: tuple[int, ...] = ()) -> Callable[[Snapshots, Who], None]:
+    """Each rank copies one of three tensors of a state that is the same on all; `mine` is no rank's share."""
+
+    def work(memory: Snapshots, who: Who) -> None:
+        for step in range(first, last + 1):
+            assert memory.is_due(step)
+            value = {
+                "layers": [torch.full((500, n + 1), float(step)) for n in range(3)],
+                "mine": torch.tensor(who.rank),
+            }
+            shares = [value["layers"][n :: len(memory.peers)] for n in range(len(memory.peers))]
+            memory.take(step, value, {"rank": who.rank}, shares=shares)
+            assert memory.off == ""
+            newest = memory._slots.newest()
+            assert newest is not None
+            if step == last and who.rank in torn:
+                slot.begin(newest.bytes)
+
+    return work
+
+
+@pytest.mark.parametrize("torn", [(), (0,), (1,), (2,)])
+@pytest.mark.parametrize("ranks", [1, 3, 4])
+def test_the_ranks_of_a_host_copy_a_share_each(make_job: Callable[..., Job], ranks: int, torn: tuple[int, ...]) -> None:
+    job = make_job()
+    job.generation((0, 0, 0), train_shares(1, 5, torn))
+    copies = job.agents[0].kept.of("job")
+    sizes = [os.fstat(copies[rank, 0]).st_size for rank in range(3)]
+    assert sizes[1] - sizes[0] == pytest.approx(2000, abs=1000)  # its tensor is 2000 bytes more
+    found = job.generation((0,) * ranks, restore)
+    step = 4 if torn else 5
+    assert steps(found) == [step] * ranks
+    for one in found:
+        assert [tuple(layer.shape) for layer in one.state["layers"]] == [(500, 1), (500, 2), (500, 3)]
+        assert all(torch.equal(layer, torch.full_like(layer, step)) for layer in one.state["layers"])
+        assert int(one.state["mine"]) == 0
+
+
+def test_shares_that_do_not_fit_together_are_not_gone_on_from(
+    make_job: Callable[..., Job], capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = make_job()
+
+    def work(memory: Snapshots, who: Who) -> None:
+        assert memory.is_due(1)
+        layers = [torch.ones(3), torch.ones(4)]
+        memory.take(1, layers, {}, shares=[layers[:1], layers[1:]] if who.rank == 0 else [layers[1:], layers[:1]])
+
+    job.generation((0, 0), work)
+    assert job.generation((0, 0), restore) == [None, None]
+    assert (
+        "the ranks' parts do not fit together: tensor 0 is not what the first rank has seen" in capsys.readouterr().err
+    )
+
+
+def test_each_host_has_all_shares(make_job: Callable[..., Job]) -> None:
+    job = make_job(agents=2)
+    job.generation((0, 0, 1, 1), train_shares(1, 3))
+    found = job.generation((0, 1, 0, 1), restore)
+    assert steps(found) == [3] * 4
+    assert [int(one.state["mine"]) for one in found] == [0, 2, 0, 2]
+    assert [one.extras[rank]["rank"] for rank, one in enumerate(found)] == [0, 1, 2, 3]
+
+
 def test_what_is_restored_is_the_ranks_own(make_job: Callable[..., Job]) -> None:
     """An optimizer keeps the tensors that it is given, and changes them."""
     job = make_job()

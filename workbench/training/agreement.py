@@ -5,7 +5,8 @@
 - Never a torn one: only whole copies are told of.
 - Never an older one than need be, and none that is older than the newest checkpoint on disk.
 
-What is the same on every rank needs to be there once; it is sent to the hosts that lack it. What was a rank's own part
+What is the same on every rank needs to be there once, in as many parts as that host had ranks; it is sent to the hosts
+that lack it. What was a rank's own part
 goes back to that rank, in a world of the same size and on the host that has it.
 """
 
@@ -30,6 +31,8 @@ class Copy(NamedTuple):
     world_size: int
     kind: Kind
     host: int
+    part: int = 0
+    parts: int = 1
 
 
 class Choice(NamedTuple):
@@ -55,7 +58,10 @@ class Place(NamedTuple):
 
 
 def describe(header: Header, host: int) -> Copy:
-    return Copy(header.generation, header.step, header.number, header.rank, header.world_size, header.kind, host)
+    return Copy(
+        header.generation, header.step, header.number, header.rank, header.world_size, header.kind, host, header.part,
+        header.parts,
+    )  # fmt: skip
 
 
 def choose(copies: Sequence[Copy], place: Place, disk_step: int = -1) -> tuple[Choice | None, str]:
@@ -97,12 +103,21 @@ def find_fault(group: Sequence[Copy], place: Place) -> str:
         return f"{_ranks(missing)} left no whole copy of it"
     if {copy.kind for copy in group} == {Kind.OWN}:
         return _parts_fault(group, place)
-    if not (having := {copy.host for copy in group if copy.kind is Kind.WHOLE}):
+    if not (having := having_state(group)):
         return "no host that has the state is left"
     lacking = sorted(set(place.hosts) - having)
     if lacking and not place.can_send:
         return f"the host of rank {lacking[0]} has none, and there is no process group to send it over"
     return ""
+
+
+def having_state(group: Sequence[Copy]) -> set[int]:
+    """The hosts that have all parts of what is the same on every rank; those of two hosts are never mixed."""
+    there: dict[tuple[int, int], set[int]] = {}
+    for copy in group:
+        if copy.kind is Kind.WHOLE:
+            there.setdefault((copy.host, copy.parts), set()).add(copy.part)
+    return {host for (host, parts), found in there.items() if found == set(range(parts))}
 
 
 def _parts_fault(group: Sequence[Copy], place: Place) -> str:
@@ -117,9 +132,9 @@ def _parts_fault(group: Sequence[Copy], place: Place) -> str:
 def _choice(group: Sequence[Copy]) -> Choice:
     first = group[0]
     is_whole = any(copy.kind is Kind.WHOLE for copy in group)
-    hosts = {copy.host for copy in group if copy.kind is Kind.WHOLE}
+    hosts = tuple(sorted(having_state(group)))
     kind = Kind.WHOLE if is_whole else Kind.OWN
-    return Choice(first.generation, first.step, first.number, first.world_size, kind, tuple(sorted(hosts)))
+    return Choice(first.generation, first.step, first.number, first.world_size, kind, hosts)
 
 
 def _ranks(ranks: Sequence[int]) -> str:
@@ -130,11 +145,13 @@ def _ranks(ranks: Sequence[int]) -> str:
 class Need(NamedTuple):
     """What a rank says before the first copy: its host, bytes it needs and bytes free there, and what its state is.
 
+    `needs` if it keeps all of its own state, `part` if that is the same on every rank.
     `layout`: a digest of its tensors' types and shapes. `is_replicated`: DDP keeps it the same on every rank.
     """
 
     host: int
     needs: int
+    part: int
     free: int
     layout: str
     is_replicated: bool
@@ -148,14 +165,13 @@ class Plan(NamedTuple):
 
 
 def plan(needs: Sequence[Need], share: float) -> Plan:
-    """What is the same on every rank is copied once a host, by its lowest rank; `share` of free memory may be used."""
+    """What is the same on every rank is copied once a host; `share` of the free memory may be used."""
     is_same = len({need.layout for need in needs}) == 1
     is_whole = len(needs) == 1 or (is_same and all(need.is_replicated for need in needs))
     kind = Kind.WHOLE if is_whole else Kind.OWN
     wanted: dict[int, int] = {}
-    for rank, need in enumerate(needs):
-        if kind is Kind.OWN or rank == need.host:
-            wanted[need.host] = wanted.get(need.host, 0) + need.needs
+    for need in needs:
+        wanted[need.host] = wanted.get(need.host, 0) + (need.needs if kind is Kind.OWN else need.part)
     return Plan(kind, _memory_fault(needs, wanted, share))
 
 

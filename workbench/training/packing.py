@@ -19,6 +19,7 @@ import torch
 from workbench.training import slot
 
 Meshes: TypeAlias = Mapping[Any, Any]  # `mesh_key` of a device mesh: the mesh
+Away: TypeAlias = Mapping[int, torch.Tensor]
 TENSOR: Final = "torch.distributed.tensor"  # where DTensor is; not loaded here, which takes a while
 PLAIN: Final = (torch.Tensor, torch.nn.Parameter)  # other subclasses hold what their bytes do not say
 
@@ -43,21 +44,25 @@ class Packed(NamedTuple):
     meshes: dict[Any, Any]
 
 
-def take_apart(value: Any) -> Packed:
-    """Raises what pickling does of a value that cannot be pickled."""
+def take_apart(value: Any, away: Mapping[int, int] | None = None) -> Packed:
+    """Raises what pickling does of a value that cannot be pickled.
+
+    `away`: by `id`, the numbers of tensors that another rank copies.
+    """
     stream = io.BytesIO()
-    pickler = _Pickler(stream)
+    pickler = _Pickler(stream, away or {})
     pickler.dump(value)
     pickler.clear_memo()  # it holds the program's tensors
     return Packed(stream.getvalue(), pickler.tensors, pickler.places, pickler.end, pickler.meshes)
 
 
-def put_together(text: bytes | memoryview, memory: torch.Tensor, meshes: Meshes) -> Any:
+def put_together(text: bytes | memoryview, memory: torch.Tensor, meshes: Meshes, away: Away | None = None) -> Any:
     """The state again; its tensors are views of `memory`, the slot as bytes.
 
-    A tensor that was distributed becomes one on the same mesh of `meshes`; without it a `LookupError` says so.
+    A tensor that was distributed becomes one on the same mesh of `meshes`; without it a `LookupError` says so, as of
+    one that is not in `away`, where the others' are by number. `away` None: those are None.
     """
-    return _Unpickler(io.BytesIO(text), memory, meshes).load()
+    return _Unpickler(io.BytesIO(text), memory, meshes, away).load()
 
 
 def view(memory: torch.Tensor, place: Place) -> torch.Tensor:
@@ -94,14 +99,20 @@ def place_tensor(*place: Any) -> torch.Tensor:
     raise pickle.UnpicklingError("the text of a slot is read by put_together")
 
 
+def place_away(number: int, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor | None:
+    """In a text, stands for a tensor that another rank has copied."""
+    raise pickle.UnpicklingError("the text of a slot is read by put_together")
+
+
 def place_shards(local: torch.Tensor, key: Any, placements: Any, shape: Any, stride: Any) -> Any:
     """In a text, stands for a distributed tensor."""
     raise pickle.UnpicklingError("the text of a slot is read by put_together")
 
 
 class _Pickler(pickle.Pickler):
-    def __init__(self, stream: io.BytesIO) -> None:
+    def __init__(self, stream: io.BytesIO, away: Mapping[int, int]) -> None:
         super().__init__(stream, pickle.HIGHEST_PROTOCOL)
+        self._away = away
         self.tensors: list[torch.Tensor] = []
         self.places: list[Place] = []
         self.meshes: dict[Any, Any] = {}
@@ -109,6 +120,8 @@ class _Pickler(pickle.Pickler):
 
     def reducer_override(self, value: Any) -> Any:
         kind = type(value)
+        if kind in PLAIN and (number := self._away.get(id(value))) is not None:
+            return place_away, (number, value.dtype, tuple(value.shape))
         if kind in PLAIN and value.layout is torch.strided and not (value.is_quantized or value.is_meta):
             return place_tensor, self._place(value.detach())
         if TENSOR in sys.modules and kind is sys.modules[TENSOR].DTensor:
@@ -129,11 +142,12 @@ class _Pickler(pickle.Pickler):
 class _Unpickler(pickle.Unpickler):
     """Its functions are no methods of its own: it would be in a cycle, and the slot's memory be held by it."""
 
-    def __init__(self, stream: io.BytesIO, memory: torch.Tensor, meshes: Meshes) -> None:
+    def __init__(self, stream: io.BytesIO, memory: torch.Tensor, meshes: Meshes, away: Away | None) -> None:
         super().__init__(stream)
         self._functions = {
             "place_tensor": functools.partial(_view, memory),
             "place_shards": functools.partial(_distribute, meshes),
+            "place_away": functools.partial(_fetch, away),
         }
 
     def find_class(self, module: str, name: str) -> Any:
@@ -144,6 +158,15 @@ class _Unpickler(pickle.Unpickler):
 
 def _view(memory: torch.Tensor, *place: Any) -> torch.Tensor:
     return view(memory, Place._make(place))
+
+
+def _fetch(away: Away | None, number: int, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor | None:
+    if away is None:
+        return None
+    found = away.get(number)
+    if found is None or (found.dtype, tuple(found.shape)) != (dtype, shape):
+        raise LookupError(f"the ranks' parts do not fit together: tensor {number} is not what the first rank has seen")
+    return found
 
 
 def _distribute(meshes: Meshes, local: torch.Tensor, key: Any, placements: Any, shape: Any, stride: Any) -> Any:

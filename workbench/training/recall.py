@@ -111,15 +111,14 @@ class Recall:
             own = next(one for one in self._of(choice) if one.header and one.header.rank == self._who.rank)
             return copied(own.value(meshes)["state"])
         lacking = set(hosts) - set(choice.hosts)
-        whole = next((one for one in self._of(choice) if one.header and one.header.kind is Kind.WHOLE), None)
+        parts = [one for one in self._of(choice) if one.header and one.header.kind is Kind.WHOLE]
         if lacking:
             source = choice.hosts[0]
             members = [source, *(rank for rank, host in enumerate(hosts) if host in lacking)]
-            received = send(whole, source, members)
-            if received is not None:
-                return received.value(meshes)["state"]
-        assert whole is not None
-        return copied(whole.value(meshes)["state"])
+            received = send(parts, source, members)
+            if received:
+                return joined(received, meshes)
+        return copied(joined(parts, meshes))
 
     def _extras(self, choice: Choice, hosts: Sequence[int]) -> dict[int, Any]:
         here = {one.header.rank: one for one in self._of(choice) if one.header is not None}
@@ -148,23 +147,34 @@ def find(line: Line) -> Iterator[Found]:
         close_all(held)
 
 
+def joined(parts: Sequence[Slot], meshes: packing.Meshes) -> Any:
+    """The state from all its parts: the first has all but the tensors that the others have, which go by numbers."""
+    by_part = {one.header.part: one for one in parts if one.header is not None}
+    away: dict[int, torch.Tensor] = {}
+    for part, one in by_part.items():
+        if part:
+            away |= one.value({})["state"]
+    return by_part[0].value(meshes, away)["state"]
+
+
 def copied(value: Any) -> Any:
     """With tensors of its own: `load_state_dict` of an optimizer keeps those it is given."""
     return packing.map_tensors(value, torch.Tensor.clone)
 
 
-def send(whole: Slot | None, source: int, members: list[int]) -> Slot | None:
-    """Send a slot from rank `source` to the other `members`; every rank of the job calls it. What was received."""
+def send(slots: Sequence[Slot], source: int, members: list[int]) -> list[Slot]:
+    """Send slots from rank `source` to the other `members`; every rank of the job calls it. What was received."""
     import torch.distributed as dist
 
     group = dist.new_group(members, backend="gloo")
-    rank = dist.get_rank()
-    if rank not in members:
-        return None
-    size = torch.tensor([len(whole.bytes) if rank == source and whole is not None else 0])
-    dist.broadcast(size, source, group=group)
-    data = whole.memory if rank == source and whole is not None else torch.empty(int(size), dtype=torch.uint8)
-    for at in range(0, len(data), PIECE):
-        dist.broadcast(data[at : at + PIECE], source, group=group)
+    if dist.get_rank() not in members:
+        return []
+    is_source = dist.get_rank() == source
+    sizes = [[len(one.bytes) for one in slots]]
+    dist.broadcast_object_list(sizes, source, group=group)
+    data = [one.memory for one in slots] if is_source else [torch.empty(n, dtype=torch.uint8) for n in sizes[0]]
+    for one in data:
+        for at in range(0, len(one), PIECE):
+            dist.broadcast(one[at : at + PIECE], source, group=group)
     dist.destroy_process_group(group)
-    return None if rank == source else Slot(data)
+    return [] if is_source else [Slot(one) for one in data]

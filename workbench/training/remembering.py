@@ -13,6 +13,7 @@ from typing import Any
 from workbench.training import packing, states
 from workbench.training.control import Control
 from workbench.training.loading import Loaded
+from workbench.training.sharing import Sharing
 from workbench.training.snapshots import Snapshots
 
 
@@ -21,6 +22,7 @@ class Memory:
 
     def __init__(self, control: Control, snapshots: Snapshots) -> None:
         self._control, self._snapshots = control, snapshots
+        self._sharing = Sharing(len(snapshots.peers))
 
     @classmethod
     def open(cls, control: Control) -> Memory | None:
@@ -39,7 +41,8 @@ class Memory:
         except Exception as error:
             self._snapshots.switch_off(str(error) or type(error).__name__)
             return
-        self._snapshots.take(step, taken.tree, {"extras": extras, "objects": taken.objects}, number)
+        own = {"extras": extras, "objects": taken.objects}
+        self._snapshots.take(step, taken.tree, own, number, self._sharing.lists(taken))
 
     def load(self, state: Mapping[str, Any], newest: int) -> Loaded | None:
         """Give the state what every rank has of it in memory; None where that is older than `newest`, on disk."""

@@ -21,12 +21,12 @@ import zlib
 from typing import Final, NamedTuple
 
 MAGIC: Final = b"dtrainsn"
-VERSION: Final = 1
+VERSION: Final = 2
 SIZE: Final = 128
 ALIGNMENT: Final = 64
 _COMPLETE_AT: Final = 8
 _COMPLETE: Final = struct.Struct("<Q")
-_HEADER: Final = struct.Struct("<8sQIIQqqqqqQQQId")  # magic, complete, version, then `Header`
+_HEADER: Final = struct.Struct("<8sQIIQqqqqqQQQIdII")  # magic, complete, version, then `Header`
 _CRC: Final = struct.Struct("<I")
 _CRC_AT: Final = SIZE - _CRC.size
 
@@ -35,14 +35,15 @@ class Kind(enum.IntEnum):
     """What a copy holds beside its rank's own things."""
 
     EXTRAS = 0  # nothing: another rank of the host has the state, which is the same on every rank
-    WHOLE = 1  # the state, the same on every rank
+    WHOLE = 1  # the state, the same on every rank, or one of the parts in which a host's ranks copy it
     OWN = 2  # this rank's part of the state
 
 
 class Header(NamedTuple):
     """`sequence` counts a rank's copies from 1. `generation` is the restart count of the ranks that took it.
 
-    `step` tells copies of a generation apart; `number` is the step by which a checkpoint on disk would be called.
+    `step` tells copies of a generation apart; `number` is the step by which a checkpoint on disk would be called. Of a
+    state in `parts`, those of one host together are the state.
     """
 
     kind: Kind
@@ -57,6 +58,8 @@ class Header(NamedTuple):
     data_size: int = 0
     text_crc: int = 0
     taken_at: float = 0.0  # epoch s
+    part: int = 0
+    parts: int = 1
 
     def commit(self, buffer: memoryview) -> None:
         """Make the copy one to be read; everything else has been written."""

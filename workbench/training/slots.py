@@ -9,7 +9,8 @@ from __future__ import annotations
 import os
 import time
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -29,6 +30,14 @@ class Who(NamedTuple):
     generation: int
     rank: int
     world_size: int
+
+
+class Share(NamedTuple):
+    """Which part of a state this is; `away`: of its tensors, by `id`, the numbers of those that other parts hold."""
+
+    part: int = 0
+    parts: int = 1
+    away: Mapping[int, int] = MappingProxyType({})
 
 
 class Slot:
@@ -77,12 +86,12 @@ class Slot:
         header.commit(self.bytes)
         self.header, self._meshes = header, packed.meshes
 
-    def value(self, meshes: packing.Meshes | None = None) -> Any:
-        """What was written; its tensors are views, valid until the slot is written again."""
+    def value(self, meshes: packing.Meshes | None = None, away: packing.Away | None = None) -> Any:
+        """What was written; its tensors are views, valid until the slot is written again. `away`: see `packing`."""
         if self.header is None:
             raise LookupError("there is no whole copy in this slot")
         text = self.bytes[self.header.text_at : self.header.text_at + self.header.text_size]
-        return packing.put_together(text, self.memory, self._meshes if meshes is None else meshes)
+        return packing.put_together(text, self.memory, self._meshes if meshes is None else meshes, away)
 
 
 class Slots:
@@ -102,9 +111,12 @@ class Slots:
         if old.header is not None:
             self._sequence = max(self._sequence, old.header.sequence)
 
-    def write(self, step: int, value: Any, kind: Kind, number: int | None = None) -> Slot | None:
+    def write(
+        self, step: int, value: Any, kind: Kind, number: int | None = None, share: Share | None = None
+    ) -> Slot | None:
         """Copy; None when every slot is held or needed. Raises `MemoryError` when there is no room for a first two."""
-        packed, who = packing.take_apart(value), self._who
+        share = share or Share()
+        packed, who = packing.take_apart(value, share.away), self._who
         place = self._choose()
         if place is None:
             return None
@@ -118,7 +130,8 @@ class Slots:
             chosen = self._make(place, size)
         self._sequence += 1
         number = step if number is None else number
-        chosen.write(packed, Header(kind, self._sequence, who.generation, step, number, who.rank, who.world_size))
+        header = Header(kind, self._sequence, who.generation, step, number, who.rank, who.world_size)
+        chosen.write(packed, header._replace(part=share.part, parts=share.parts))
         return chosen
 
     @property

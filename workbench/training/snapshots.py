@@ -20,9 +20,10 @@ import sys
 import threading
 import time
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Final
+from itertools import chain
+from typing import Any, Final, TypeAlias
 
 import torch
 
@@ -34,12 +35,13 @@ from workbench.training.line import Line
 from workbench.training.pace import Pace
 from workbench.training.recall import Agreed, Recall, Restored
 from workbench.training.slot import Kind
-from workbench.training.slots import Slots, Who
+from workbench.training.slots import Share, Slots, Who
 
 SHARE: Final = 0.5  # of the free memory that copies may take
 PATIENCE: Final = 60.0  # s for all ranks to come to the first copy
 SHORT_PATIENCE: Final = 5.0  # s for rank 0's word on how often
 LOOKS: Final = (5, 20, 100)  # after so many steps the pace is told anew, and then each so many as the last
+Shares: TypeAlias = Sequence[Sequence[torch.Tensor]]
 SETTLED: Final = 3  # copies of this generation after which the ranks that are no more are forgotten
 
 
@@ -48,7 +50,7 @@ class Snapshots:
 
     def __init__(self, who: Who, line: Line, council: Council, peers: tuple[int, ...], every: int = 0) -> None:
         self.who, self._line, self._council = who, line, council
-        self._peers, self._host = peers, min(peers)
+        self.peers, self._host = tuple(sorted(peers)), min(peers)
         self._is_fixed, self.every = bool(every), every or 1
         self._slots = Slots(who, line.keep, lambda: int(memory.free_bytes() * SHARE))
         self._lock = threading.Lock()  # the writer to disk is another thread
@@ -114,7 +116,7 @@ class Snapshots:
             is_own = one.rank == self.who.rank
             header = one.slot.header
             is_agreed = choice and header and (header.generation, header.step) == (choice.generation, choice.step)
-            if not is_agreed and (is_own or (self.who.rank == self._host and one.rank not in self._peers)):
+            if not is_agreed and (is_own or (self.who.rank == self._host and one.rank not in self.peers)):
                 one.slot.clear()
             if is_own:
                 self._slots.adopt(one.number, one.slot)
@@ -135,45 +137,58 @@ class Snapshots:
         self._mark = time.monotonic()
         return step % self.every == 0
 
-    def take(self, step: int, state: Any, extras: Any, number: int | None = None) -> float:
+    def take(
+        self, step: int, state: Any, extras: Any, number: int | None = None, shares: Shares | None = None
+    ) -> float:
         """Copy; s since `is_due` said so. What goes wrong is not raised: it switches the tier off.
 
         `step` must grow from copy to copy; `number`: what a checkpoint on disk of this moment is called, `step` if not
-        given.
+        given. `shares`: for each of `peers` in order, the tensors of `state` that it is to copy where all ranks have
+        the same; the first also copies what is in nobody's.
         """
         if self.off:
             return 0.0
         start = self._mark or time.monotonic()
         try:
-            self._copy(step, state, extras, number)
+            self._copy(step, state, extras, number, shares)
         except Exception as error:
             self.switch_off(f"{type(error).__name__}: {error}")
         self._mark = time.monotonic()
         self._pace.took(self._mark - start)
         return self._mark - start
 
-    def _copy(self, step: int, state: Any, extras: Any, number: int | None) -> None:
+    def _copy(self, step: int, state: Any, extras: Any, number: int | None, shares: Shares | None) -> None:
         if self._plan is None:
-            self._plan = self._agree_on_plan(state)
+            self._plan = self._agree_on_plan(state, shares)
             if self._plan.fault:
                 self.switch_off(self._plan.fault, is_told=self.who.rank == 0)
         if self.off:
             return
-        kind = self._plan.kind
-        if kind is Kind.WHOLE and self.who.rank != self._host:
-            kind = Kind.EXTRAS
-        value = {"state": None if kind is Kind.EXTRAS else state, "extras": extras}
-        if self._slots.write(step, value, kind, number) is not None:
+        kind, share = self._plan.kind, Share()
+        if kind is Kind.WHOLE:
+            kind, state, share = self._divide(state, shares)
+        if self._slots.write(step, {"state": state, "extras": extras}, kind, number, share) is not None:
             self._taken += 1
         if self._taken == SETTLED and self.who.rank == self._host:
-            self._line.drop(self._peers)
+            self._line.drop(self.peers)
 
-    def _agree_on_plan(self, state: Any) -> Plan:
+    def _divide(self, state: Any, shares: Shares | None) -> tuple[Kind, Any, Share]:
+        """What of a state that is the same on every rank is this one's to copy."""
+        if shares is not None:
+            return Kind.WHOLE, *divide(state, shares, self.peers.index(self.who.rank))
+        is_first = self.who.rank == self._host
+        return (Kind.WHOLE, state, Share()) if is_first else (Kind.EXTRAS, None, Share())
+
+    def _agree_on_plan(self, state: Any, shares: Shares | None) -> Plan:
         packed = packing.take_apart(state)
         layout = hashlib.sha256(repr([place[:2] for place in packed.places]).encode())
         checksum = replica_checksum(self.who.world_size)
-        needs = max(0, 2 * (packed.end + len(packed.text)) - self._slots.size)
-        need = Need(self._host, needs, memory.free_bytes(), f"{layout.hexdigest()} {checksum}", bool(checksum))
+        _, part, share = self._divide(state, shares)
+        needs, part = (
+            max(0, 2 * (one.end + len(one.text)) - self._slots.size)
+            for one in (packed, packing.take_apart(part, share.away))
+        )
+        need = Need(self._host, needs, part, memory.free_bytes(), f"{layout.hexdigest()} {checksum}", bool(checksum))
 
         def decide(told: list[Any]) -> Any:
             return agreement.plan([Need(*one) for one in told], SHARE)
@@ -195,7 +210,8 @@ class Snapshots:
         """This rank's part of the copy of that step, as `take` got it (`state`, `extras`), its tensors views of memory
         that does not change until the end of the `with`; in any thread. None when there is no such copy.
 
-        `state` is None where another rank of the host has it.
+        `state` is None where another rank of the host has it; where they have shares, see `divide`: the first has None
+        for a tensor that it has not copied.
         """
         one = self.hold(step)
         try:
@@ -229,6 +245,15 @@ class Snapshots:
     @staticmethod
     def _say(words: str) -> None:
         sys.stderr.write(f"dtrain: {words}\n")
+
+
+def divide(state: Any, shares: Shares, part: int) -> tuple[Any, Share]:
+    """A part of a state: the first is all but the tensors of the others, which are counted through."""
+    if part:
+        first = sum(map(len, shares[1:part]))
+        return dict(enumerate(shares[part], first)), Share(part, len(shares))
+    away = {id(tensor): number for number, tensor in enumerate(chain.from_iterable(shares[1:]))}
+    return state, Share(0, len(shares), away)
 
 
 def replica_checksum(world_size: int) -> str:

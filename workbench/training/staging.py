@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from workbench.training.sharing import Sharing
 from workbench.training.states import Path, Taken, Tree, leaves, set_leaf
 
 
@@ -19,13 +20,13 @@ class Staging:
     """One copy at a time: the next `copy` overwrites what the last one gave."""
 
     def __init__(self, rank: int, world_size: int) -> None:
-        self._rank, self._world_size = rank, world_size
+        self._rank, self._sharing = rank, Sharing(world_size)
         self._buffers: dict[Path, torch.Tensor] = {}
 
     def copy(self, taken: Taken) -> tuple[Tree, dict[str, Any]]:
         """This rank's part of the tree, on the CPU, and a copy of the objects' states. Returns when all is copied."""
         mine = {path: value for path, value in leaves(taken.tree) if self._is_mine(path, value, taken)}
-        owners = share(taken, self._world_size)
+        owners = self._sharing.owners(taken)
         mine = {path: value for path, value in mine.items() if owners.get(path, self._rank) == self._rank}
         tensors = {path: value.detach() for path, value in mine.items() if isinstance(value, torch.Tensor)}
         copies = self._copy_tensors(tensors)
@@ -64,21 +65,6 @@ def _is_alike(buffer: Any, tensor: Any) -> bool:
         return (value.shape, value.dtype, getattr(value, "device_mesh", None), getattr(value, "placements", None))
 
     return layout(buffer) == layout(tensor)
-
-
-def share(taken: Taken, world_size: int) -> dict[Path, int]:
-    """Which rank copies and writes each shared tensor: the largest first, to who has least. The same on all ranks."""
-    sized = {path: value for path, value in leaves(taken.tree) if path in taken.shared}
-    loads = [0] * world_size
-    owners: dict[Path, int] = {}
-    for path in sorted(sized, key=lambda path: (-_size(sized[path]), str(path))):
-        owners[path] = loads.index(min(loads))
-        loads[owners[path]] += _size(sized[path])
-    return owners
-
-
-def _size(value: Any) -> int:
-    return value.nbytes if isinstance(value, torch.Tensor) else 0
 
 
 def freeze(value: Any) -> Any:
