@@ -16,7 +16,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-FOLDER_LIMITS = {"unit": 20, "property": 20, "integration": 60, "chaos": 120, "browser": 120}  # s a test
+FOLDER_LIMITS = {"unit": 20, "property": 60, "integration": 60, "chaos": 120, "browser": 120}  # s a test
+# Real processes on a machine that may stand still for seconds: what fails is tried once more, and the summary names it.
+AGAIN = ("integration", "chaos", "browser")
 MARK = "DTRAIN_TEST_RUN"  # in the environment of all that a test starts
 PATIENCE = 15.0  # s that what was stopped may take to be gone
 SHARED_MEMORY = Path("/dev/shm")
@@ -38,6 +40,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(folder)
             if item.get_closest_marker("timeout") is None:
                 item.add_marker(pytest.mark.timeout(FOLDER_LIMITS[folder]))
+        if folder in AGAIN:
+            item.add_marker(pytest.mark.flaky(reruns=1))
 
 
 @pytest.fixture
