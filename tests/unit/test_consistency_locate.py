@@ -12,7 +12,7 @@ from workbench.training.consistency.locate import compare, decide, divide
 
 
 def account(changed: bool = False, **items: Any) -> dict[str, Any]:
-    return {"items": items, "changed": dict.fromkeys(items, changed)}
+    return {"items": {"steps": 5, **items}, "changed": dict.fromkeys(items, changed)}
 
 
 def weights(*digests: int) -> list[tuple[str, int]]:

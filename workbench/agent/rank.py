@@ -41,7 +41,7 @@ def prepare() -> None:
         with suppress(ImportError):  # numpy and cloudpickle need not be there
             importlib.import_module(name)
     importlib.import_module("workbench.agent.programs")
-    for module in pkgutil.iter_modules(training.__path__, "workbench.training."):
+    for module in pkgutil.walk_packages(training.__path__, "workbench.training."):
         importlib.import_module(module.name)
     fresh.openblas()
     fresh.set_seeds(0)

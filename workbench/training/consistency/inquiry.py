@@ -43,6 +43,7 @@ def inquire(
     unit: Unit, measure: Measure, differing: Sequence[str], *, known: Sequence[str], scale: int
 ) -> Finding | None:
     """`known`: lanes whose difference was told before. None: what differed does so no more."""
+    unit.room.assemble()
     accounts = unit.room.gather(account(unit, measure, differing, scale))
     verdict = locate.decide(accounts, [lane for lane in differing if lane not in known])
     if verdict is None:
@@ -64,7 +65,7 @@ def account(unit: Unit, measure: Measure, differing: Sequence[str], scale: int) 
     }
     items |= {lane: measure.each(named(unit, lane)) for lane in locate.TENSORS if lane in differing}
     return {
-        "items": {lane: items.get(lane) for lane in differing},
+        "items": {lane: items.get(lane) for lane in ("steps", *differing)},
         "changed": unit.changed,
         "synced": sum(model.synced for model in unit.models),
         "unsynced": sum(model.unsynced for model in unit.models),

@@ -39,8 +39,8 @@ class Verdict(NamedTuple):
 
 
 def decide(accounts: Sequence[Account], differing: Sequence[str]) -> Verdict | None:
-    """None: what differed does so no more."""
-    for lane in (name for name in COMPARED if name in differing):
+    """None: what differed does so no more. Who is a step behind brings another step's numbers: that comes first."""
+    for lane in (name for name in COMPARED if name in differing or name == "steps"):
         values = [value_of(account, lane) for account in accounts]
         sides = divide(values, [bool(account["changed"].get(lane)) for account in accounts])
         if len(sides.groups) > 1:

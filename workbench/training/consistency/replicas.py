@@ -58,6 +58,11 @@ class Model:
     def broadcasts(self) -> bool:
         return bool(getattr(self.ddp, "forward_sync_buffers", getattr(self.ddp, "broadcast_buffers", True)))
 
+    @property
+    def is_joining(self) -> bool:
+        """Inside `with model.join()` ranks may end at different steps."""
+        return bool(getattr(getattr(self.ddp, "_join_config", None), "enable", False))
+
     def buffers(self) -> list[torch.Tensor]:
         known = dict(self.ddp.module.named_buffers())
         return [known[name.removeprefix(self.label)] for name in self.buffer_names]

@@ -7,6 +7,7 @@ hang a job that went on before. What has not come by then is looked at again at 
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, Final
@@ -14,7 +15,7 @@ from typing import Any, Final
 import torch
 import torch.distributed as dist
 
-PATIENCE: Final = 10.0  # s that a rank waits in a check for the others
+PATIENCE: Final = 5.0  # s that a rank waits in a check for the others
 LIFE: Final = timedelta(minutes=10)  # after which gloo itself gives up
 
 
@@ -28,8 +29,9 @@ class Room:
         options: Any = dist.AllreduceOptions()
         options.reduceOp = dist.ReduceOp.MAX
         self._options = options
-        self._pending: tuple[Any, torch.Tensor] | None = None
-        self.missed = 0  # checks in a row to which not all have come
+        self._pending: Any = None  # the work of the first row that waits, once it is sent
+        self._waiting: deque[tuple[Any, torch.Tensor]] = deque()
+        self.missed = 0  # looks in a row at which somebody had not come
 
     @classmethod
     def open(cls, whole: Any) -> Room:
@@ -50,27 +52,47 @@ class Room:
     def leads(self) -> bool:
         return self.index == 0
 
-    def exchange(self, row: torch.Tensor) -> torch.Tensor | None:
-        """The largest of each number over all ranks; None: somebody has not come.
+    def post(self, about: Any, row: torch.Tensor) -> None:
+        """Bring a row to the others, in its turn."""
+        self._waiting.append((about, row))
 
-        While an earlier exchange is under way it is that which is looked at, and nothing is sent: so that all ranks
-        have made equally many when they meet again.
+    def answer(self) -> tuple[Any, torch.Tensor] | None:
+        """What the next row was about, and the largest of each number over all ranks; None: there is no more, or
+        somebody has not come (`is_waiting`).
+
+        One row is under way at a time, and the next is sent when it has been answered: so all ranks have made equally
+        many exchanges when they meet, however late one of them is.
         """
         if self._pending is None:
-            self._pending = self.group.allreduce([row], self._options), row
-        work, sent = self._pending
-        if not self._comes(work, 0.0 if self.missed else PATIENCE):
+            if not self._waiting:
+                return None
+            self._pending = self.group.allreduce([self._waiting[0][1]], self._options)
+        if not self._comes(self._pending, PATIENCE):
             self.missed += 1
             return None
         self._pending, self.missed = None, 0
-        return sent
+        return self._waiting.popleft()
+
+    @property
+    def is_waiting(self) -> bool:
+        return bool(self._waiting)
+
+    def drop(self) -> None:
+        """Rows that have not been sent are no longer wanted."""
+        self._waiting.clear()
+
+    def exchange(self, row: torch.Tensor) -> torch.Tensor | None:
+        """Post, and the answer at once; None: not all have come."""
+        self.post(None, row)
+        answer = self.answer()
+        return answer[1] if answer is not None else None
+
+    def assemble(self) -> None:
+        """Wait for the others before anything that waits without end. Raises `TimeoutError`."""
+        if self.exchange(torch.zeros(1, dtype=torch.int64)) is None:
+            raise TimeoutError("ranks differ, and not all came to find out in what")
 
     def _comes(self, work: Any, patience: float) -> bool:
-        if not patience:
-            if not work.is_completed():
-                return False
-            self._wait(work)  # raises what has gone wrong
-            return True
         try:
             self._wait(work, timedelta(seconds=patience))
         except RuntimeError:

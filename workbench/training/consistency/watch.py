@@ -178,7 +178,7 @@ class Watch:
         if unit is None:
             return
         unit.steps += 1
-        if unit.steps >= unit.due:
+        if unit.steps >= unit.due and not any(model.is_joining for model in unit.models):
             self.checker.check(unit)
 
     def after(self, optimizer: Any, args: Any, kwargs: Any) -> None:
@@ -206,8 +206,14 @@ class Watch:
             self._say_nothing()
         self.loops.decided(key)
         self.units[key] = unit
-        weakref.finalize(optimizer, self.units.pop, key, None).atexit = False
+        weakref.finalize(optimizer, self._drop, key).atexit = False
         return unit
+
+    def _drop(self, key: int) -> None:
+        """An optimizer is gone."""
+        unit = self.units.pop(key, None)
+        if unit is not None:
+            self.checker.reports.flush(unit)
 
     def _unit_of(self, optimizer: Any) -> Unit | None:
         import torch.distributed as dist
