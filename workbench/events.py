@@ -198,6 +198,7 @@ class RunResumed(_Event, frozen=True, kw_only=True):
     tier: CheckpointTier
     path: str = ""
     seconds: float = 0.0  # that loading took
+    is_proved: bool = False  # what was loaded has the digest of what was saved
 
 
 class NonFiniteFound(_Event, frozen=True, kw_only=True):

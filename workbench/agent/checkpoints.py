@@ -35,6 +35,7 @@ def to_value(found: Found) -> Checkpoint:
         size=known.size if known else 0,
         digest=known.digest if known else "",
         problem=found.problem,
+        agreed=known.agreed if known else None,
     )
 
 

@@ -23,6 +23,7 @@ from workbench.training.catalogue import Found
 from workbench.training.guard import Guard
 from workbench.training.loading import Choice, Loaded, read_into
 from workbench.training.manifest import Manifest
+from workbench.training.proof import difference, is_proof, prove
 from workbench.training.saving import Copy, Save, SaveError, Where
 from workbench.training.staging import Staging
 from workbench.training.states import UnfitError
@@ -69,11 +70,13 @@ class Checkpointer:
 
     def _copy(self, state: Mapping[str, Any], step: int, extras: Any) -> Copy:
         try:
-            tree, objects = self._staging.copy(states.take(state))
+            taken = states.take(state)
+            proof = prove(taken)
+            tree, objects = self._staging.copy(taken)
         except Exception as error:  # the other ranks wait to hear of it
             problem = str(error) if isinstance(error, UnfitError) else f"{type(error).__name__}: {error}"
             return Copy(step=step, problem=problem)
-        return Copy(step=step, tree=tree, objects=objects, extras=extras)
+        return Copy(step=step, tree=tree, objects=objects, extras=extras, proof=proof)
 
     def _start(self, save: Save, begun: float, stalled: float) -> None:
         self._writing, self._was_skipped = save.step, False
@@ -131,11 +134,17 @@ class Checkpointer:
         begun = time.monotonic()
         for path, made in Choice(self.where, self.team, self._refuse, resume):
             extras = read_into(path, state, self.team)
+            loaded = prove(states.take(state)).whole if made.proof else ""
+            if problem := next(filter(None, self.team.gather(difference(made.proof, loaded))), ""):
+                if self.team.leads:
+                    self._refuse(Found(path=path, step=made.step, manifest=made, problem=problem))
+                continue
             if self.team.leads:
                 if resume:
                     catalogue.abandon(self.where.folder, path.name)
                 seconds = time.monotonic() - begun
-                self._fact("RunResumed", step=made.step, tier="disk", path=str(path), seconds=seconds)
+                proved = is_proof(made.proof, loaded)
+                self._fact("RunResumed", step=made.step, tier="disk", path=str(path), seconds=seconds, is_proved=proved)
             return Loaded(step=made.step, path=str(path), extras=extras)
         return None
 
@@ -158,7 +167,7 @@ def describe(path: Path, made: Manifest | None) -> dict[str, Any]:
         return {"step": 0, "path": str(path), "world_size": 0, "saved_at": 0.0}
     return {
         "step": made.step, "path": str(path), "world_size": made.world_size, "saved_at": made.saved_at,
-        "size": made.size, "digest": made.digest,
+        "size": made.size, "digest": made.digest, "agreed": made.agreed,
     }  # fmt: skip
 
 

@@ -21,6 +21,7 @@ NAME: Final = "manifest.json"
 MARK: Final = "problem.txt"  # what a thorough check has found wrong, beside the manifest
 FORMAT: Final = 1
 BLOCK: Final = 2**20
+ADDED: Final = ("proof", "agreed")  # fields that older manifests of the same format do not have
 
 
 class ManifestError(ValueError):
@@ -47,6 +48,8 @@ class Manifest:
     torch: str = ""
     dtrain: str = ""
     format: int = FORMAT
+    proof: str = ""  # `proof.Proof.whole` of the program's tensors as rank 0 had them
+    agreed: bool | None = None  # whether all ranks had the same of what they share; None: they share nothing
 
     @property
     def size(self) -> int:
@@ -59,13 +62,18 @@ class Manifest:
         return hashlib.sha256(_canonical(self)).hexdigest()[:32]
 
 
+def _document(manifest: Manifest) -> dict[str, Any]:
+    """Without what is newer than the format and not there."""
+    return {name: value for name, value in asdict(manifest).items() if name not in ADDED or value not in ("", None)}
+
+
 def _canonical(manifest: Manifest) -> bytes:
-    return json.dumps(asdict(manifest), sort_keys=True, separators=(",", ":")).encode()
+    return json.dumps(_document(manifest), sort_keys=True, separators=(",", ":")).encode()
 
 
 def encode(manifest: Manifest) -> bytes:
     """As it lies on disk."""
-    return json.dumps({**asdict(manifest), "digest": manifest.digest}, indent=1).encode()
+    return json.dumps({**_document(manifest), "digest": manifest.digest}, indent=1).encode()
 
 
 def decode(data: bytes) -> Manifest:

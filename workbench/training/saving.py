@@ -21,6 +21,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from workbench.training import catalogue, files, manifest, states
 from workbench.training.manifest import FileRecord, Manifest
+from workbench.training.proof import NO_PROOF, Proof
 from workbench.training.states import UnfitError
 from workbench.training.team import Team
 
@@ -62,6 +63,7 @@ class Copy:
     objects: Mapping[str, Any] = field(default_factory=dict)
     extras: Any = None
     problem: str = ""
+    proof: Proof = NO_PROOF
 
 
 @dataclass(frozen=True)
@@ -71,6 +73,7 @@ class _Opening:
     step: int
     problem: str
     objects: str  # digest of its objects' states
+    proof: Proof
 
 
 class Save:
@@ -93,7 +96,7 @@ class Save:
 
     def _write(self) -> tuple[Manifest, Path]:
         rest = self._rest()
-        openings = self.team.gather(_Opening(self.step, self.problem, _digest(rest)))
+        openings = self.team.gather(_Opening(self.step, self.problem, _digest(rest), self.copy.proof))
         for rank, opening in enumerate(openings):
             if opening.problem:
                 raise SaveError(opening.problem, rank)
@@ -103,7 +106,9 @@ class Save:
             rest.pop("objects")  # rank 0 writes the same
         written = files.write({**self.copy.tree, ROOT: rest}, self.partial, group=self.team.group)
         records = self.team.gather(written)
-        return self._publish({name: record for part in records for name, record in part.items()})
+        shared = [opening.proof.shared for opening in openings]
+        agreed = len(set(shared)) == 1 if len(shared) > 1 and any(shared) else None
+        return self._publish({name: record for part in records for name, record in part.items()}, agreed)
 
     def _rest(self) -> dict[str, Any]:
         """What is no tensor of the program, as bytes; and a place to write to."""
@@ -125,7 +130,7 @@ class Save:
         if files.free_bytes(self.partial) < needed:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    def _publish(self, records: Mapping[str, FileRecord]) -> tuple[Manifest, Path]:
+    def _publish(self, records: Mapping[str, FileRecord], agreed: bool | None) -> tuple[Manifest, Path]:
         """Rank 0's word on how it went is everybody's."""
         outcome: Any = None
         if self.team.leads:
@@ -138,6 +143,8 @@ class Save:
                 restart_count=self.where.restart_count,
                 torch=torch.__version__,
                 dtrain=self.where.dtrain,
+                proof=self.copy.proof.whole,
+                agreed=agreed,
             )
             try:
                 outcome = made, commit(self.partial, made)
