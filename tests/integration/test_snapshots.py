@@ -322,6 +322,10 @@ MOVE = """
         memory.take(step, model.state_dict(), {"rank": rank})
         dist.barrier()
         assert memory.off == ""
+    end = time.monotonic() + 20
+    while memory.buddies and memory.buddies.steps() != dict.fromkeys(memory.buddies.wards, step):
+        assert time.monotonic() < end, memory.buddies.fault
+        time.sleep(0.01)
     print("done", step, float(model.module.weight.sum()), memory.reason, flush=True)
     time.sleep(60)
 """
@@ -345,6 +349,24 @@ def test_a_host_that_has_no_copy_gets_it_from_one_that_has(host: AgentHost, tmp_
                 agent.stop(job_id, restart_count=restart_count)
             host.ended(job_id, 2 + restart_count)
             other.ended(job_id, restart_count)
+
+
+@pytest.mark.parametrize("is_first_lost", [True, False])
+def test_a_lost_host_does_not_send_the_job_to_disk(host: AgentHost, tmp_path: Path, is_first_lost: bool) -> None:
+    """Its ranks go on elsewhere with what was their own; the store was on the first one."""
+    (tmp_path / "other").mkdir()
+    with agent_host(tmp_path / "other") as other:
+        spec = host.spec(MOVE, max_restarts=9, snapshot_every=1)
+        spread(host, other, spec, "job", 0)
+        for agent, rank in ((host, 0), (other, 1)):
+            agent.says("job", "done 2", rank=rank)
+        lost, left = (host, other) if is_first_lost else (other, host)
+        lost.agent.stop()
+        left.stop("job")
+        left.ended("job", 1)
+        left.start(spec, ranks=2, restart_count=1, job_id="job")
+        for rank in range(2):
+            assert f"from 2 [{rank}] {rank}\n" in left.says("job", "done 4", rank=rank)
 
 
 def spread(host: AgentHost, other: AgentHost, spec: JobSpec, job_id: str, restart_count: int) -> None:

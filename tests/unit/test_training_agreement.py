@@ -147,13 +147,13 @@ def need(host: int = 0, **fields: Any) -> Need:
 
 
 def test_replicas_are_kept_in_parts() -> None:
-    assert plan([need()] * 10, 0.5) == (Kind.WHOLE, "")
+    assert plan([need()] * 10, 0.5)[:2] == (Kind.WHOLE, "")
     assert plan([need()] * 11, 0.5).fault
 
 
 @pytest.mark.parametrize("odd", [{"layout": "other"}, {"is_replicated": False}])
 def test_ranks_that_may_differ_keep_their_own(odd: dict[str, Any]) -> None:
-    assert plan([need(), need(**odd)], 0.5) == (Kind.OWN, "")
+    assert plan([need(), need(**odd)], 0.5)[:2] == (Kind.OWN, "")
 
 
 def test_one_rank_has_everything() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -15,7 +16,7 @@ from torch.distributed import HashStore, PrefixStore
 
 from workbench.agent.snapshots import Kept
 from workbench.agent.wire import Connection, close_all
-from workbench.training import memory, slot, snapshots
+from workbench.training import buddies, memory, slot, snapshots
 from workbench.training.control import Control
 from workbench.training.council import Council
 from workbench.training.line import Line
@@ -338,6 +339,76 @@ def test_each_host_has_a_copy_and_own_things_move_with_their_rank(make_job: Call
     found = job.generation((0, 1, 0, 1), restore)
     assert steps(found) == [3] * 4
     assert [one.extras[rank]["rank"] for rank, one in enumerate(found)] == [0, 1, 2, 3]
+
+
+def with_buddies(first: int, last: int, ranks: int) -> Callable[[Snapshots, Who], None]:
+    """As `train_shares`, and what is the ranks' own has come to the other host."""
+    together = threading.Barrier(ranks)
+
+    def work(memory: Snapshots, who: Who) -> None:
+        for step in range(first, last + 1):
+            train_shares(step, step)(memory, who)
+            assert memory.buddies is not None
+            deadline = time.monotonic() + 10
+            while memory.buddies.steps() != dict.fromkeys(memory.buddies.wards, step):
+                assert not memory.buddies.fault
+                assert time.monotonic() < deadline
+                time.sleep(0.001)
+            together.wait(10)
+        assert memory.buddies is not None
+        memory.buddies.end()
+
+    return work
+
+
+@pytest.mark.parametrize("lost", [0, 1])
+@pytest.mark.parametrize("hosts", [(0, 0, 1, 1), (0, 0, 0, 1), (0, 1, 1)])
+def test_a_host_that_is_lost_costs_no_more_than_its_ranks(
+    make_job: Callable[..., Job], hosts: tuple[int, ...], lost: int
+) -> None:
+    job = make_job(agents=2)
+    job.generation(hosts, with_buddies(1, 3, len(hosts)))
+    job.agents[lost].kept.close()
+    found = job.generation((1 - lost,) * len(hosts), restore)
+    assert steps(found) == [3] * len(hosts)
+    assert [one.extras[rank]["rank"] for rank, one in enumerate(found)] == list(range(len(hosts)))
+    assert all(torch.equal(layer, torch.full_like(layer, 3)) for one in found for layer in one.state["layers"])
+    found = job.generation((1 - lost,) * len(hosts), restore)  # a crash before the first new copy
+    assert steps(found) == [3] * len(hosts)
+
+
+def test_hosts_are_lost_one_after_another(make_job: Callable[..., Job]) -> None:
+    job = make_job(agents=3)
+    job.generation((0, 1), with_buddies(1, 3, 2))
+    job.agents[0].kept.close()
+
+    def go_on(memory: Snapshots, who: Who) -> None:
+        restored = memory.restore()
+        assert restored is not None
+        train_shares(restored.step + 1, 5)(memory, who)
+
+    job.generation((1, 1), go_on)
+    assert steps(job.generation((1, 1), restore)) == [5, 5]
+
+
+def test_one_host_sends_nothing(make_job: Callable[..., Job]) -> None:
+    def work(memory: Snapshots, who: Who) -> bool:
+        train_shares(1, 2)(memory, who)
+        return memory.buddies is None
+
+    assert make_job().generation((0, 0), work) == [True, True]
+
+
+def test_a_buddy_that_is_gone_stops_nobody(make_job: Callable[..., Job], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(buddies, "PATIENCE", 0.01)
+    job = make_job(agents=2)
+
+    def work(memory: Snapshots, who: Who) -> None:
+        train_shares(1, 1 if who.rank else 20)(memory, who)
+        assert memory.buddies is not None
+        memory.buddies.end()
+
+    job.generation((0, 1), work)
 
 
 def test_a_host_without_the_state_goes_to_disk_where_it_cannot_be_sent(make_job: Callable[..., Job]) -> None:

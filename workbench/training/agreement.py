@@ -158,10 +158,11 @@ class Need(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """How the ranks keep copies; `fault`: why they do not."""
+    """How the ranks keep copies; `fault`: why they do not. `hosts` by rank."""
 
     kind: Kind
     fault: str = ""
+    hosts: tuple[int, ...] = ()
 
 
 def plan(needs: Sequence[Need], share: float) -> Plan:
@@ -172,7 +173,7 @@ def plan(needs: Sequence[Need], share: float) -> Plan:
     wanted: dict[int, int] = {}
     for need in needs:
         wanted[need.host] = wanted.get(need.host, 0) + (need.needs if kind is Kind.OWN else need.part)
-    return Plan(kind, _memory_fault(needs, wanted, share))
+    return Plan(kind, _memory_fault(needs, wanted, share), tuple(need.host for need in needs))
 
 
 def _memory_fault(needs: Sequence[Need], wanted: Mapping[int, int], share: float) -> str:

@@ -59,6 +59,10 @@ class Council:
         """Take back what everybody has had time to fetch, so that the store does not grow with the run."""
         self._store.delete_key(f"{ROOM}/{name}")
 
+    def has(self, name: str) -> bool:
+        """Whether it has been posted."""
+        return self._store.check([f"{ROOM}/{name}"])
+
     def fetch(self, name: str, timeout: float) -> Any:
         """What was or will be posted; waits in Python, where an interrupt ends it."""
         key, end, pause = f"{ROOM}/{name}", time.monotonic() + timeout, FIRST_PAUSE

@@ -125,7 +125,7 @@ class Recall:
         is_spread = len(set(hosts)) > 1
         if is_spread and self._who.rank == self._host:
             for rank, one in here.items():
-                text = base64.b64encode(pickle.dumps(copied(one.value({})["extras"]))).decode()
+                text = base64.b64encode(pickle.dumps(extras_of(one))).decode()
                 self._council.post(f"extras/{rank}", text)
         is_same = choice.world_size == self._who.world_size
         wanted = [self._who.rank] if is_same else range(choice.world_size)
@@ -133,7 +133,7 @@ class Recall:
 
     def _one_extra(self, rank: int, here: Slot | None) -> Any:
         if here is not None:
-            return copied(here.value({})["extras"])
+            return extras_of(here)
         return pickle.loads(base64.b64decode(self._council.fetch(f"extras/{rank}", PATIENCE)))
 
 
@@ -145,6 +145,12 @@ def find(line: Line) -> Iterator[Found]:
             yield Found(one.rank, one.number, Slot.of(one.fd))
     finally:
         close_all(held)
+
+
+def extras_of(one: Slot) -> Any:
+    """What its rank kept for itself, from its own slot or its buddy's."""
+    value = one.value({})
+    return pickle.loads(value["pickled"]) if "pickled" in value else copied(value["extras"])
 
 
 def joined(parts: Sequence[Slot], meshes: packing.Meshes) -> Any:

@@ -29,13 +29,14 @@ import torch
 
 from workbench.training import agreement, memory, packing
 from workbench.training.agreement import Copy, Need, Plan
+from workbench.training.buddies import FIRST, Buddies
 from workbench.training.control import Control
 from workbench.training.council import Council
 from workbench.training.line import Line
 from workbench.training.pace import Pace
 from workbench.training.recall import Agreed, Recall, Restored
 from workbench.training.slot import Kind
-from workbench.training.slots import Share, Slots, Who
+from workbench.training.slots import Share, Slot, Slots, Who
 
 SHARE: Final = 0.5  # of the free memory that copies may take
 PATIENCE: Final = 60.0  # s for all ranks to come to the first copy
@@ -52,7 +53,9 @@ class Snapshots:
         self.who, self._line, self._council = who, line, council
         self.peers, self._host = tuple(sorted(peers)), min(peers)
         self._is_fixed, self.every = bool(every), every or 1
-        self._slots = Slots(who, line.keep, lambda: int(memory.free_bytes() * SHARE))
+        self._slots = Slots(who, line.keep, self._free)
+        self._of_wards: list[tuple[int, Slot]] = []
+        self.buddies: Buddies | None = None  # where there are other hosts
         self._lock = threading.Lock()  # the writer to disk is another thread
         self._recall: Recall | None = None
         self._plan: Plan | None = None
@@ -118,7 +121,9 @@ class Snapshots:
             is_agreed = choice and header and (header.generation, header.step) == (choice.generation, choice.step)
             if not is_agreed and (is_own or (self.who.rank == self._host and one.rank not in self.peers)):
                 one.slot.clear()
-            if is_own:
+            if is_own and one.number >= FIRST:
+                self._of_wards.append((one.number, one.slot))
+            elif is_own:
                 self._slots.adopt(one.number, one.slot)
         self._recall = None
 
@@ -160,6 +165,10 @@ class Snapshots:
     def _copy(self, step: int, state: Any, extras: Any, number: int | None, shares: Shares | None) -> None:
         if self._plan is None:
             self._plan = self._agree_on_plan(state, shares)
+            if self._plan.kind is Kind.WHOLE and len(set(self._plan.hosts)) > 1:
+                self.buddies = Buddies(
+                    self.who, self._plan.hosts, self._council, self._line.keep, self._free, self._of_wards
+                )
             if self._plan.fault:
                 self.switch_off(self._plan.fault, is_told=self.who.rank == 0)
         if self.off:
@@ -169,6 +178,8 @@ class Snapshots:
             kind, state, share = self._divide(state, shares)
         if self._slots.write(step, {"state": state, "extras": extras}, kind, number, share) is not None:
             self._taken += 1
+            if self.buddies is not None:
+                self.buddies.send(step // self.every, step, step if number is None else number, extras)
         if self._taken == SETTLED and self.who.rank == self._host:
             self._line.drop(self.peers)
 
@@ -193,8 +204,12 @@ class Snapshots:
         def decide(told: list[Any]) -> Any:
             return agreement.plan([Need(*one) for one in told], SHARE)
 
-        kind, fault = self._council.decide("plan", need, decide, PATIENCE)
-        return Plan(Kind(kind), fault)
+        kind, fault, hosts = self._council.decide("plan", need, decide, PATIENCE)
+        return Plan(Kind(kind), fault, tuple(hosts))
+
+    @staticmethod
+    def _free() -> int:
+        return int(memory.free_bytes() * SHARE)
 
     def _look(self) -> None:
         """Rank 0's pace is everybody's: copies of different steps would be of no use."""
