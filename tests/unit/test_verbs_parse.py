@@ -101,6 +101,8 @@ def test_every_spelling_of_the_options() -> None:
     )
     assert (found.max_restarts, found.env, found.preload) == (2, [("A", "1"), ("B", "x=y")], ("a", "b"))
     assert (found.startup_timeout, found.log_limit, found.seed) == (120.0, 2 * 2**30, -5)
+    kept = parsed("launch t.py --checkpoint-keep 2 --checkpoint-keep-every 500 --progress-timeout 1m")
+    assert (kept.checkpoint_keep, kept.checkpoint_keep_every, kept.progress_timeout) == (2, 500, 60.0)
 
 
 @pytest.mark.parametrize(

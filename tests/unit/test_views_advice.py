@@ -70,6 +70,7 @@ SAID = {
     "rank 1 killed by SIGKILL at step 4": ("somebody outside", "memory"),
     "rank 1 exited with code 1 at step 4": ("sys.exit", "log"),
     "rank 1 ended at step 4: lost with its zygote": ("forked from", "again"),
+    "the pool's scheduler went away at step 7; the ranks ended with it": ("killed", "dtrain up"),
     "rank 1 was lost with its worker tls://10.0.0.1:4": ("host", "worker.log"),
 }
 

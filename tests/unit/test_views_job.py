@@ -294,3 +294,8 @@ def test_trouble_that_ends_nothing_is_told_until_it_is_over() -> None:
         builder.add(update(events=(event,)))
         assert list(builder.view().trouble) == told
         assert all(line in notes(builder.view()) for line in told)
+
+
+def test_a_record_that_cannot_be_written_is_told() -> None:
+    view = view_of(update(problems=("telemetry of this job cannot be written: disk full",)))
+    assert "telemetry of this job cannot be written: disk full" in notes(view)

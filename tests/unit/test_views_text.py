@@ -21,9 +21,9 @@ def row(rank: int, **changes: object) -> RankRow:
 
 def view(*rows: RankRow, **changes: object) -> JobView:
     whole = JobView(job_id="digits-12ab", label="digits", phase=JobPhase.HEALTHY, reason="every rank runs",
-                    restart_count=0, restarts="", world_size=len(rows), is_interactive=False, submitted_at=1000.0,
-                    ended_at=None, running_for=62.4, now=1062.4, step=1240, progress=(1240, 3000), left=17.2,
-                    throughput=3206.4, step_time=0.0098, loss=0.12345, rows=rows)  # fmt: skip
+                    restart_count=0, max_restarts=3, restarts="", world_size=len(rows), is_interactive=False,
+                    submitted_at=1000.0, ended_at=None, running_for=62.4, now=1062.4, step=1240, progress=(1240, 3000),
+                    left=17.2, throughput=3206.4, step_time=0.0098, loss=0.12345, rows=rows)  # fmt: skip
     return replace(whole, **changes)
 
 

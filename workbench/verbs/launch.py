@@ -33,6 +33,8 @@ FIELDS: Final = (
     "log_limit",
     "checkpoint_dir",
     "checkpoint_keep",
+    "checkpoint_keep_every",
+    "progress_timeout",
 )
 
 

@@ -102,6 +102,12 @@ LAUNCH_OPTIONS: Final = (
         "layout and order of sets; costs what those kernels cost, and a pass over memory that torch.empty gives",
     ),
     Option(("--startup-timeout",), "how long ranks may take to start (default 5m)", "TIME", read.seconds),
+    Option(
+        ("--progress-timeout",),
+        "how long the job may stand still (default: learned from its own steps)",
+        "TIME",
+        read.seconds,
+    ),
     Option(("--stop-grace",), "how long a rank has between SIGTERM and SIGKILL (default 10s)", "TIME", read.seconds),
     Option(
         ("--checkpoint-every",),
@@ -111,6 +117,7 @@ LAUNCH_OPTIONS: Final = (
     ),
     Option(("--checkpoint-dir",), "where they lie (default: the job's own folder)", "DIR", offers="dir"),
     Option(("--checkpoint-keep",), "how many of the newest are kept (default 3)", "N", read.count),
+    Option(("--checkpoint-keep-every",), "and each whose step is a multiple of N (default: none)", "N", read.whole),
     Option(("--log-limit",), "how much of a rank's output is kept (default 512M)", "SIZE", read.size),
     _WAIT,
     *COMMON,

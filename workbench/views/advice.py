@@ -178,6 +178,11 @@ RULES: Final = (
         "start the job again: there is a new one",
     ),
     Rule(
+        r"scheduler went away",
+        "the pool's scheduler was killed, or the machine went down",
+        "start the pool again (dtrain up), then resume the job (dtrain resume)",
+    ),
+    Rule(
         r"lost with its worker",
         "the worker's process or its host went away",
         "see the host, and worker.log in the pool's folder",

@@ -76,6 +76,7 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     phase: JobPhase
     reason: str
     restart_count: int
+    max_restarts: int
     restarts: str  # in words: "restart 1 of 3"; empty before the first
     world_size: int
     is_interactive: bool
@@ -122,6 +123,7 @@ class ViewBuilder:
         self._totals = History[Total](merge_totals)
         self._by_rank: dict[int, History[Bucket]] = {}
         self._telemetry_dropped = self._output_dropped = 0
+        self._problems: tuple[str, ...] = ()  # of the record
         self._timeline, self._checkpoints, self._trouble = TimelineBuilder(), CheckpointList(), Trouble()
 
     def add(self, update: Update) -> None:
@@ -131,6 +133,7 @@ class ViewBuilder:
             self._recent.clear()
         self._state, self._now = update.state, update.now
         self._telemetry_dropped, self._output_dropped = update.telemetry_dropped, update.output_dropped
+        self._problems = update.problems
         for event in update.events:
             if isinstance(event, SlotsGranted):
                 self._began = event.time
@@ -176,6 +179,7 @@ class ViewBuilder:
             phase=state.phase,
             reason=state.reason,
             restart_count=state.restart_count,
+            max_restarts=state.spec.max_restarts,
             restarts=state.restarts,
             world_size=state.world_size,
             is_interactive=state.spec.kind is EntrypointKind.INTERACTIVE,
@@ -192,7 +196,7 @@ class ViewBuilder:
             step_time=step_time,
             loss=_mean([row.loss for row in rows if row.loss is not None]) or known(self._whole.loss),
             slowest=why,
-            trouble=self._trouble.sentences,
+            trouble=(*self._trouble.sentences, *self._problems),
             rows=rows,
             series=tuple(point_of(total, self._ranks) for total in self._totals.items),
             rank_series={rank: tuple(map(rank_point_of, h.items)) for rank, h in sorted(self._by_rank.items())},

@@ -297,7 +297,9 @@ def notes(view: JobView) -> list[str]:
     if view.slowest:
         found.append(f"slowest: {view.slowest}")
     if view.telemetry_dropped:
-        found.append(f"{plural(view.telemetry_dropped, 'step')} left out of these numbers: they came too fast")
+        found.append(
+            f"{plural(view.telemetry_dropped, 'step')} left out here: they came too fast, or could not be kept"
+        )
     if view.output_dropped:
         found.append(f"{size(view.output_dropped)} of output left out of display; the log files have it")
     return found
