@@ -34,6 +34,8 @@ class RankBeat(_Report, frozen=True, kw_only=True):
     collective_seq: int = 0
     rss: int = 0  # bytes, the process and its children
     cpu: float = 0.0  # percent of one core since the last beat
+    disk_read: float | None = None  # bytes/s that came from a disk since the last measurement; None: not known
+    disk_write: float | None = None
     gpu: float | None = None  # percent
     gpu_memory: int | None = None  # bytes used by this process' device
     progress: tuple[int, int] | None = None  # (steps done, steps in all) where the rank said so

@@ -40,7 +40,7 @@ ROWS: dict[str, tuple[int, frozenset[str]]] = {
         (
             10,
             "workbench_widgets",
-            "ipywidgets panel bokeh param tornado jupyter_server jupyter_server_proxy msgspec IPython",
+            "ipywidgets panel bokeh numpy param tornado jupyter_server jupyter_server_proxy msgspec IPython",
         ),
     ]
     for name in names.split()

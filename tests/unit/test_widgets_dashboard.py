@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_views_job import update, view_of
+from test_views_job import NOW, state, update, view_of
 from workbench_widgets import pools as pools_module
-from workbench_widgets.dashboard import Dashboard
+from workbench_widgets.dashboard import Dashboard, time_of_step
 from workbench_widgets.overview import listing_of
 from workbench_widgets.pools import Pools
 from workbench_widgets.source import Choice, Filter, LogTail, Picture
@@ -87,8 +87,46 @@ def test_a_change_is_drawn_by_every_panel() -> None:
     assert "HEALTHY" in page.markup("header") and "<table" in page.markup("ranks")
     assert 'data-do="cancel" class="danger"' in page.markup("controls")
     assert set(page.dashboard.roots) == {
-        "header", "controls", "ranks", "timeline", "checkpoints", "throughput", "logs", "frame", "notices"
+        "header", "controls", "ranks", "timeline", "checkpoints", "throughput", "logs", "frame", "notices", "period",
+        "heatmap", "loss", "stragglers", "communication", "events", "resources", "findings",
     }  # fmt: skip
+
+
+def test_a_paused_page_stands_still_until_it_goes_on() -> None:
+    page = Page()
+    page.source.picture = Picture(view_of(update()))
+    page.change()
+    page.run(0.2)
+    page.dashboard._period._pressed("pause", "")
+    page.source.picture = Picture(view_of(update(now=NOW + 20, state=state(phase=JobPhase.STOPPING))))
+    page.change()
+    page.run(0.2)
+    assert "STOPPING" in page.markup("header")  # what matters is told all the same
+    assert "stands still since 20 s ago" in page.markup("period") and "no data" not in page.markup("ranks")
+    page.dashboard._period._pressed("pause", "")
+    page.run(0.2)
+    assert "no data" in page.markup("ranks") and page.dashboard._period.paused_at is None
+
+
+def test_a_zoom_by_the_reader_pauses_and_following_does_not() -> None:
+    page = Page()
+    page.source.picture = Picture(view_of(update()))
+    page.change()
+    page.run(0.2)
+    assert page.dashboard._period.paused_at is None
+    page.dashboard._axis.range.update(start=12.0, end=15.0)
+    assert page.dashboard._period.paused_at is not None
+
+
+def test_a_place_in_the_heatmap_is_a_rank_and_a_step() -> None:
+    source = FakeSource()
+    source.picture = Picture(view_of(update()))
+    page = Dashboard(source, "light", lambda seconds, call: None)
+    page._pointed_in_time(1, 65.5)
+    assert page.choice.rank == 1 and page.choice.step is not None
+    view = view_of(update())
+    assert time_of_step(view, page.choice.step) == pytest.approx(65.5)
+    assert time_of_step(view, 10**9) is None and time_of_step(view, None) is None
 
 
 def test_log_lines_are_flushed_twice_a_second_at_most() -> None:

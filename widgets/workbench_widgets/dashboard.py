@@ -14,14 +14,25 @@ from urllib.parse import urlencode
 import panel as pn
 
 from workbench.views.acts import Act
+from workbench.views.job import JobView
+from workbench.views.panels import PanelView
+from workbench_widgets.charts import TimeAxis
 from workbench_widgets.live import Frame
 from workbench_widgets.notices import Notices
 from workbench_widgets.pacer import Pacer
 from workbench_widgets.panels.checkpoints import Checkpoints
+from workbench_widgets.panels.communication import Communication
 from workbench_widgets.panels.controls import Controls
+from workbench_widgets.panels.events import Events
+from workbench_widgets.panels.findings import Findings
 from workbench_widgets.panels.header import Header
+from workbench_widgets.panels.heatmap import Heatmap
 from workbench_widgets.panels.logs import MOST, Logs
+from workbench_widgets.panels.loss import Loss
+from workbench_widgets.panels.period import Period
 from workbench_widgets.panels.ranks import Ranks
+from workbench_widgets.panels.resources import Resources
+from workbench_widgets.panels.stragglers import Stragglers
 from workbench_widgets.panels.throughput import Throughput
 from workbench_widgets.panels.timeline import Lanes
 from workbench_widgets.source import NO_CHOICE, Choice, Source
@@ -47,8 +58,18 @@ class Dashboard:
         self._source, self._later, self._now, self._may_act = source, later, now, may_act
         self.choice = NO_CHOICE
         self._log_version, self._log_at, self._is_log_planned = -1, float("-inf"), False
-        self._header, self._ranks, self._throughput = Header(source.job_id), Ranks(self._pointed), Throughput(theme)
+        self._period = Period(self._period_changed)
+        self._axis = axis = TimeAxis(theme, self._period.pause)
+        self._header, self._ranks, self._throughput = (
+            Header(source.job_id),
+            Ranks(self._pointed),
+            Throughput(theme, axis),
+        )
         self._logs, self._controls = Logs(self._filtered), Controls(self._act, may_act=may_act)
+        self._heatmap, self._loss = Heatmap(theme, axis, self._pointed_in_time), Loss(theme, axis)
+        self._stragglers, self._communication = Stragglers(self._pointed), Communication()
+        self._events, self._resources = Events(), Resources(theme, axis)
+        self._findings = Findings(self._controls.begin, self._pointed, may_act=may_act)
         self._lanes, self._checkpoints = Lanes(theme), Checkpoints(self._controls.begin)
         self._notices = Notices()
         self.pacer = Pacer(self.draw, later, now)
@@ -62,7 +83,8 @@ class Dashboard:
         """What the page places, by the names that its template uses."""
         panels = (
             self._header, self._controls, self._ranks, self._lanes, self._checkpoints, self._throughput, self._logs,
-            self._notices,
+            self._notices, self._period, self._heatmap, self._loss, self._stragglers, self._communication, self._events,
+            self._resources, self._findings,
         )  # fmt: skip
         return {str(panel.root.name): panel.root for panel in panels} | {"frame": self.frame}
 
@@ -73,13 +95,31 @@ class Dashboard:
             self._header.update(picture)
             self._controls.update(picture.view)
             if picture.view is not None:
-                self._ranks.update(picture.view)
-                self._throughput.update(picture.view)
-                self._lanes.update(picture.view)
-                self._checkpoints.update(picture.view)
                 self._notices.update(picture.view)
-            self._draw_logs(picture.view.world_size if picture.view else 0)
+                self._period.update(picture.view.now - picture.view.submitted_at)
+                if self._period.paused_at is None:
+                    self._draw_panels(picture.view, picture.more)
+            if self._period.paused_at is None:
+                self._draw_logs(picture.view.world_size if picture.view else 0)
             self.frame.pulse += 1
+
+    def _draw_panels(self, view: JobView, more: PanelView) -> None:
+        """All that stands still while the page is paused."""
+        newest = view.series[-1] if view.series else None
+        end = (newest.start + newest.width if newest is not None else view.now) - view.submitted_at
+        self._axis.follow(end, self._period.length)
+        self._findings.update(view, more)
+        self._ranks.update(view)
+        self._throughput.update(view)
+        self._lanes.update(view)
+        self._checkpoints.update(view)
+        self._heatmap.update(view, more.heat)
+        self._loss.update(view)
+        self._stragglers.update(view, more.best)
+        self._communication.update(view)
+        self._events.update(view, more)
+        self._resources.update(view, more.resources)
+        self._axis.point_at(time_of_step(view, self.choice.step))
 
     def choose(self, choice: Choice) -> None:
         """Point at a rank or a step in all panels, and in the page's address."""
@@ -89,7 +129,7 @@ class Dashboard:
             self._logs.choose(choice.rank)
             self._filtered()
         self.choice = choice
-        for panel in (self._ranks, self._throughput):
+        for panel in (self._ranks, self._throughput, self._heatmap, self._loss, self._stragglers, self._findings):
             panel.choose(choice)
         self.frame.where = urlencode({name: value for name, value in choice._asdict().items() if value is not None})
         self.pacer.want()
@@ -121,14 +161,24 @@ class Dashboard:
         self.pacer.want()
 
     def _paint(self, theme: str) -> None:
-        self._throughput.paint(theme)
-        self._lanes.paint(theme)
+        for panel in (self._axis, self._throughput, self._lanes, self._heatmap, self._loss, self._resources):
+            panel.paint(theme)
+
+    def _period_changed(self) -> None:
+        """Another length, or on from a pause: all is drawn anew, what was chosen in the pause too."""
+        self.pacer.want()
 
     def _pointed(self, name: str, value: str) -> None:
         """A rank was pressed: once to choose it, again to choose none."""
         if name == "rank" and value.isdigit() and len(value) < 6:
             rank = int(value)
             self.choose(self.choice._replace(rank=None if rank == self.choice.rank else rank))
+
+    def _pointed_in_time(self, rank: int, time: float) -> None:
+        """A place was pressed: that rank, and the step that was taken then."""
+        view = self._source.picture.view
+        step = step_at(view, time) if view is not None else None
+        self.choose(Choice(rank, step))
 
     def _act(self, act: Act) -> None:
         if not self._may_act:  # whatever its browser sends
@@ -138,3 +188,16 @@ class Dashboard:
             self._later(0.0, lambda: self._controls.said(text))
 
         self._source.act(act, done, by=BY)
+
+
+def step_at(view: JobView, time: float) -> int | None:
+    """The step that was taken `time` s after the job was submitted."""
+    middle = view.submitted_at + time
+    near = min(view.series, key=lambda point: abs(point.start + point.width / 2 - middle), default=None)
+    return near.step if near is not None else None
+
+
+def time_of_step(view: JobView, step: int | None) -> float | None:
+    """When the step was taken, in s since the job was submitted; None for one that is not known."""
+    after = next((point for point in view.series if step is not None and point.step >= step), None)
+    return after.start + after.width / 2 - view.submitted_at if after is not None else None

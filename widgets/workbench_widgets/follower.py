@@ -16,6 +16,7 @@ from workbench import Job, WorkbenchError
 from workbench.views.acts import Act
 from workbench.views.job import ViewBuilder
 from workbench.views.logs import LogRing
+from workbench.views.panels import PanelBuilder
 from workbench_widgets.actions import Once, perform
 from workbench_widgets.source import Filter, LogTail, Picture
 
@@ -130,7 +131,7 @@ class Follower:
 
     def _follow(self, job: Job) -> None:
         """Until the job has ended and its last words are in, or nobody looks."""
-        builder, ring, cursor = ViewBuilder(), LogRing(), None
+        builder, panels, ring, cursor = ViewBuilder(), PanelBuilder(), LogRing(), None
         settled: float | None = None
         while self.is_wanted:
             asked = time.monotonic()
@@ -141,8 +142,9 @@ class Follower:
             is_news = update.cursor != cursor
             cursor = update.cursor
             builder.add(update)
+            panels.add(update)
             self._add_output(ring, update.output)
-            self._show(Picture(builder.view()))
+            self._show(Picture(builder.view(), more=panels.view()))
             if update.state.phase.is_terminal:
                 settled = settled or time.monotonic()
                 if not is_news or time.monotonic() - settled > SETTLE:
@@ -162,7 +164,7 @@ class Follower:
 
     def _say(self, notice: str) -> None:
         if notice != self.picture.notice:
-            self._show(Picture(self.picture.view, notice))
+            self._show(self.picture._replace(notice=notice))
 
     def _show(self, picture: Picture) -> None:
         self.picture = picture

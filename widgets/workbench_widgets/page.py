@@ -62,15 +62,24 @@ BODY
 """
 TALLEST: Final = 720  # px that the frame in a notebook grows to; more is scrolled
 JOB_BODY: Final = """
-<nav><a href=".{{ theme_query | e }}">← all jobs</a></nav>
-{{ embed(roots.notices) }}
+<div class="first"><nav><a href=".{{ theme_query | e }}">← all jobs</a></nav><div>{{ embed(roots.notices) }}</div></div>
 <div class="top"><div>{{ embed(roots.header) }}</div><div data-acts>{{ embed(roots.controls) }}</div></div>
+<section aria-label="Findings" data-acts><h2>Findings</h2>{{ embed(roots.findings) }}</section>
 <section aria-label="Ranks">{{ embed(roots.ranks) }}</section>
 <section aria-label="Failures and recoveries">{{ embed(roots.timeline) }}</section>
+<section aria-label="Time">{{ embed(roots.period) }}</section>
 <div class="two">
 <section aria-label="Throughput">{{ embed(roots.throughput) }}</section>
-<section aria-label="Logs"><h2>Output of the ranks</h2>{{ embed(roots.logs) }}</section>
+<section aria-label="Loss">{{ embed(roots.loss) }}</section>
 </div>
+<section aria-label="Ranks over time">{{ embed(roots.heatmap) }}</section>
+<div class="two">
+<section aria-label="Slowest ranks"><h2>Slowest ranks</h2>{{ embed(roots.stragglers) }}</section>
+<section aria-label="Communication"><h2>Communication</h2>{{ embed(roots.communication) }}</section>
+<section aria-label="Logs"><h2>Output of the ranks</h2>{{ embed(roots.logs) }}</section>
+<section aria-label="Events"><h2>Events</h2>{{ embed(roots.events) }}</section>
+</div>
+<section aria-label="Resources"><h2>Resources</h2>{{ embed(roots.resources) }}</section>
 <section aria-label="Checkpoints" data-acts><h2>Checkpoints</h2>{{ embed(roots.checkpoints) }}</section>
 """
 LIST_BODY: Final = '<section aria-label="Jobs">{{ embed(roots.jobs) }}</section>'

@@ -8,6 +8,7 @@ from typing import Final, NamedTuple, Protocol
 from workbench.views.acts import Act
 from workbench.views.job import JobView
 from workbench.views.logs import Level, LogLine
+from workbench.views.panels import PanelView
 
 
 class Picture(NamedTuple):
@@ -15,6 +16,7 @@ class Picture(NamedTuple):
 
     view: JobView | None = None
     notice: str = ""
+    more: PanelView = PanelView()
 
 
 class Choice(NamedTuple):

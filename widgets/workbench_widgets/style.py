@@ -87,6 +87,12 @@ td button{{height:22px;padding:0 8px}}
 .key{{display:inline-flex;align-items:center;justify-content:center;min-width:14px;height:14px;margin-right:5px;
  border-radius:2px;font:600 10px/14px {FONT};vertical-align:-2px}}
 .key.mark{{border:1px solid currentColor;border-radius:7px;background:none}}
+.shares.wide{{max-width:none;margin:4px 0 8px}} .events{{max-height:230px}} .events th,.events td{{vertical-align:top}}
+.findings{{list-style:none;display:grid;gap:8px}} .findings li{{padding:6px 10px;border-left:3px solid var(--dt-line);
+ background:var(--dt-raised)}} .findings button:not(.pick){{margin-top:4px}}
+.scale{{display:inline-flex;align-items:center;gap:6px;font-size:{SMALL_SIZE};color:var(--dt-muted)}}
+.scale i{{display:inline-block;width:120px;height:10px;border-radius:2px}} .charthead .tools{{margin:4px 0}}
+.hint{{margin-left:auto}}
 .done{{display:inline-flex;align-items:center;gap:8px}} .done .bar{{width:64px;margin:0}} .tall{{max-height:none}}
 .pager{{margin:8px 0 0}} .tools[role=search]{{margin:8px 0}}
 tbody tr.chosen>*{{background:var(--dt-raised)}} tbody tr.chosen>:first-child{{box-shadow:inset 3px 0 var(--dt-accent)}}
@@ -106,7 +112,8 @@ h2{{margin:0 0 4px;font-size:{SMALL_SIZE};font-weight:600;color:var(--dt-muted)}
 .two{{display:grid;grid-template-columns:minmax(0,1fr);gap:0 24px}}
 @media(min-width:740px){{.two{{grid-template-columns:minmax(0,1fr) minmax(0,1fr)}}}}
 [inert]{{opacity:.4}}
-nav{{margin:0 0 4px;font-size:{SMALL_SIZE}}} nav a{{color:var(--dt-accent);text-decoration:none}}
+.first{{display:flex;flex-wrap:wrap;gap:4px 24px;justify-content:space-between;align-items:center;margin-bottom:6px}}
+nav{{font-size:{SMALL_SIZE}}} nav a{{color:var(--dt-accent);text-decoration:none}}
 nav a:hover{{text-decoration:underline}} :focus-visible{{outline:2px solid var(--dt-accent);outline-offset:1px}}
 #state{{margin:0}} #state:not(:empty){{margin-bottom:8px;padding:6px 10px;border-left:3px solid var(--dt-warn);
  background:var(--dt-raised)}}

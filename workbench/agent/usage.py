@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol
@@ -12,15 +13,17 @@ MOST: Final = 256  # processes looked at in one rank's tree
 
 
 class Usage(NamedTuple):
-    """A process and its descendants: resident bytes, and CPU seconds since each began."""
+    """A process and its descendants: resident bytes; CPU seconds, and bytes from and to disks, since each began."""
 
     rss: int
     cpu: float
+    read: int = 0
+    written: int = 0
 
 
 def tree_usage(pid: int) -> Usage:
     """Of a rank with its DataLoader workers; what has just ended counts no more. Shared pages count in each process."""
-    rss, cpu, todo, seen = 0, 0.0, [pid], 0
+    rss, cpu, read, written, todo, seen = 0, 0.0, 0, 0, [pid], 0
     while todo and seen < MOST:
         number = todo.pop()
         seen += 1
@@ -32,7 +35,10 @@ def tree_usage(pid: int) -> Usage:
             continue
         cpu += (int(fields[11]) + int(fields[12])) * TICK
         rss += int(fields[21]) * PAGE
-    return Usage(rss, cpu)
+        with contextlib.suppress(OSError, IndexError, ValueError):  # not every kernel counts it
+            counted = Path(f"/proc/{number}/io").read_bytes().split()
+            read, written = read + int(counted[9]), written + int(counted[11])
+    return Usage(rss, cpu, read, written)
 
 
 def process_state(pid: int) -> str:

@@ -34,6 +34,7 @@ class Pulse:
     activity: Activity = Activity.STARTING
     usage: Usage = NOTHING
     cpu: float = 0.0
+    disk: tuple[float, float] | None = None  # bytes/s read and written
     device: DeviceUsage | None = None
     seen: bytes = b""  # the box's fingerprint
     looked_at: float | None = None
@@ -113,6 +114,8 @@ class Watch:
                 collective_seq=snapshot.collective_seq,
                 rss=pulse.usage.rss,
                 cpu=pulse.cpu,
+                disk_read=pulse.disk[0] if pulse.disk else None,
+                disk_write=pulse.disk[1] if pulse.disk else None,
                 gpu=pulse.device.busy if pulse.device else None,
                 gpu_memory=pulse.device.memory if pulse.device else None,
                 progress=snapshot.progress,
@@ -134,7 +137,12 @@ class Watch:
         usage = tree_usage(process.pid)
         if pulse.usage.rss:
             # A worker process that has ended takes its CPU time with it.
-            pulse.cpu = 100.0 * max(0.0, usage.cpu - pulse.usage.cpu) / (now - pulse.usage_at)
+            took = now - pulse.usage_at
+            pulse.cpu = 100.0 * max(0.0, usage.cpu - pulse.usage.cpu) / took
+            pulse.disk = (
+                max(0, usage.read - pulse.usage.read) / took,
+                max(0, usage.written - pulse.usage.written) / took,
+            )
         pulse.usage, pulse.usage_at = usage, now
         if self._gpus:
             pulse.device = self._devices.usage(self._gpus[process.plan.placement.slot % len(self._gpus)])

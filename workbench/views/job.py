@@ -49,6 +49,7 @@ class RankRow(msgspec.Struct, frozen=True, kw_only=True):
     step: int = 0
     activity: str = ""  # a `blackbox.Activity` name
     collective: str = ""
+    collective_seq: int = 0  # its number in the default group; 0: it has none
     since: float = 0.0  # s that it has been at it
     silent_for: float = 0.0  # s without a word from it; 0 when it is heard
     step_time: float | None = None
@@ -58,6 +59,8 @@ class RankRow(msgspec.Struct, frozen=True, kw_only=True):
     shares: dict[str, float] = {}
     rss: int | None = None
     cpu: float | None = None
+    disk_read: float | None = None  # bytes/s
+    disk_write: float | None = None
     gpu: float | None = None
     gpu_memory: int | None = None
     loss: float | None = None
@@ -227,6 +230,7 @@ class ViewBuilder:
             step=max(beat.step if beat else 0, window.last_step if window else 0),
             activity=shown.activity if shown else "",
             collective=shown.collective if shown else "",
+            collective_seq=shown.collective_seq if shown else 0,
             since=shown.since + max(0.0, self._now - shown.time) if shown else 0.0,
             silent_for=silent_for,
             step_time=window.duration / steps if window and steps else None,
@@ -236,6 +240,8 @@ class ViewBuilder:
             shares=shares(window) if window else {},
             rss=shown.rss if shown else None,
             cpu=shown.cpu if shown else None,
+            disk_read=shown.disk_read if shown else None,
+            disk_write=shown.disk_write if shown else None,
             gpu=shown.gpu if shown else None,
             gpu_memory=shown.gpu_memory if shown else None,
             loss=known(window.loss) if window else None,

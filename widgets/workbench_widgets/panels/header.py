@@ -33,7 +33,11 @@ def header_html(job_id: str, picture: Picture) -> str:
         wait = "" if picture.notice else '<p class="muted" role="status">reading the job’s record …</p>'
         return f'<div class="head"><h1>{esc(job_id)}</h1></div>{wait}{stale}'
     told = " ".join(view.failure.reason.split()) if view.failure else None
-    lines = "".join(f'<p class="muted">{esc(line)}</p>' for line in notes(view) if line != told)
+    lines = "".join(
+        f'<p class="muted">{esc(line)}</p>'
+        for line in notes(view)
+        if line != told and not line.startswith(("likely cause:", "what to do:"))  # the findings tell that
+    )
     return (
         f'<div class="head" data-now="{view.now:.3f}"><h1>{esc(view.job_id)}</h1>{phase_badge(view.phase.value)}'
         f'<span class="muted">{esc(_ranks(view))}</span></div>'

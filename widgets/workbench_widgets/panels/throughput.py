@@ -10,27 +10,22 @@ from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
 import panel as pn
-from bokeh.core.validation import silence
-from bokeh.core.validation.warnings import MISSING_RENDERERS
-from bokeh.models import AdaptiveTicker, ColumnDataSource, DataRange1d, HoverTool, NumeralTickFormatter
-from bokeh.plotting import figure
+from bokeh.models import ColumnDataSource
 
 from workbench.views.job import RANKS_WITH_SERIES, JobView
 from workbench.views.series import RankPoint, SeriesPoint
 from workbench.views.table import Column, Table
 from workbench.views.wording import bare_rate, plural, span
+from workbench_widgets.charts import TimeAxis, chart_pane
 from workbench_widgets.live import Live
 from workbench_widgets.panels.markup import esc, table_html
 from workbench_widgets.source import Choice
 from workbench_widgets.style import PANEL
-from workbench_widgets.theme import CHART_HEIGHT, RANK_COLOURS, SMALL_SIZE, colour, paint_chart, rank_colour, rank_dash
+from workbench_widgets.theme import CHART_HEIGHT, RANK_COLOURS, colour, rank_colour, rank_dash
 
 ALL: Final = -1  # the line of all ranks together
 GAP: Final = 2.5  # widths without a point: the line is broken
 IN_TABLE: Final = 20  # newest points
-
-
-silence(MISSING_RENDERERS, True)  # a chart waits for its first line
 
 
 class Line(NamedTuple):
@@ -68,17 +63,15 @@ def _line(points: Sequence[RankPoint | SeriesPoint], start: float, has_samples: 
 class Throughput:
     """See the module."""
 
-    def __init__(self, theme: str) -> None:
+    def __init__(self, theme: str, axis: TimeAxis | None = None) -> None:
         self._shown: object = None
-        self.figure = _figure()
+        tips = [("", "$name"), ("rate", "@y{0,0.[0]}"), ("step", "@step{0,0}"), ("after", "@x{00:00:00}")]
+        self.figure = (axis or TimeAxis(theme)).chart("throughput over time", tips=tips)
         # All lines there can be: a model that is added once the browser is connected may come after what refers to it.
         self._renderers = {rank: _draw(self.figure, rank, theme) for rank in (ALL, *range(RANKS_WITH_SERIES))}
-        paint_chart(self.figure, theme)
         self._head = Live(stylesheets=[PANEL], markup=head_html({}, "samples/s"))
         self._table = Live(stylesheets=[PANEL], markup="")
-        chart = pn.pane.Bokeh(  # type: ignore[no-untyped-call]
-            self.figure, sizing_mode="stretch_width", height=CHART_HEIGHT
-        )
+        chart = chart_pane(self.figure, CHART_HEIGHT)
         self.root = pn.Column(self._head, chart, self._table, name="throughput", sizing_mode="stretch_width")
 
     def update(self, view: JobView) -> None:
@@ -87,6 +80,7 @@ class Throughput:
             return  # history comes once a second, views more often
         self._shown = (newest, len(view.series))
         lines, unit = lines_of(view)
+        self.figure.visible = bool(lines)
         for rank, line in lines.items():
             self._renderers[rank].data_source.data = {name: list(values) for name, values in line._asdict().items()}
         self._head.markup = head_html(lines, unit)
@@ -101,7 +95,6 @@ class Throughput:
 
     def paint(self, theme: str) -> None:
         """Take on a theme."""
-        paint_chart(self.figure, theme)
         for rank, renderer in self._renderers.items():
             renderer.glyph.line_color = _colour(rank, theme)
 
@@ -110,29 +103,6 @@ def _draw(chart: Any, rank: int, theme: str) -> Any:
     source = ColumnDataSource(data={"x": [], "y": [], "step": []}, name=_name(rank))
     line = {"line_width": 2, "line_color": _colour(rank, theme), "line_dash": _dash(rank)}
     return chart.line("x", "y", source=source, name=_name(rank), **line)
-
-
-def _figure() -> Any:
-    made = figure(
-        height=CHART_HEIGHT,
-        sizing_mode="stretch_width",
-        toolbar_location=None,
-        tools="",
-        min_border=4,
-        y_range=DataRange1d(start=0),
-        html_attributes={"role": "group", "aria-label": "chart; the same numbers are in the table below"},
-    )
-    made.xaxis.ticker = AdaptiveTicker(base=60, mantissas=[1, 2, 5, 10, 20, 30], min_interval=1, desired_num_ticks=4)
-    made.xaxis.formatter = NumeralTickFormatter(format="00:00:00")
-    made.yaxis.formatter = NumeralTickFormatter(format="0,0.[0]")
-    made.xgrid.grid_line_color = None
-    for axis in (*made.xaxis, *made.yaxis):
-        axis.major_label_text_font_size = SMALL_SIZE
-        axis.major_label_text_font = "system-ui"
-        axis.minor_tick_line_color = None
-    tips = [("", "$name"), ("rate", "@y{0,0.[0]}"), ("step", "@step{0,0}"), ("after", "@x{00:00:00}")]
-    made.add_tools(HoverTool(tooltips=tips, mode="mouse"))
-    return made
 
 
 def _colour(rank: int, theme: str) -> str:

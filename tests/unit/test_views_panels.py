@@ -1,0 +1,260 @@
+"""The folds behind the panels: heat, ranking, communication, resources, events, smoothing, findings."""
+
+from __future__ import annotations
+
+import math
+import time
+from array import array
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+from test_views_job import NOW, beat, bucket, history, state, update, view_of
+
+from workbench.events import LaunchRequested, NonFiniteFound, PhaseChanged, RankExited, RankStarted, StragglerDetected
+from workbench.feed import Bucket
+from workbench.spec import JobSpec
+from workbench.state import Checkpoint, Failure, FailureKind, JobPhase
+from workbench.views.communication import entered, odd_ones
+from workbench.views.findings import Finding, Severity, findings
+from workbench.views.happenings import MOST, HappeningList
+from workbench.views.heat import COLUMNS, ROWS, HeatBuilder, HeatView
+from workbench.views.panels import PanelBuilder, PanelView
+from workbench.views.ranking import host_of, pattern, ranking
+from workbench.views.resources import POINTS, ResourceBuilder
+from workbench.views.smoothing import smooth
+
+
+def values(heat: HeatView, column: int, metric: int = 0) -> list[float]:
+    return [round(value, 4) for value in array("f", heat.columns[column].cells[metric])]
+
+
+def heat_of(*buckets: Bucket) -> HeatView:
+    builder = HeatBuilder()
+    builder.add(buckets)
+    return builder.view()
+
+
+# --- heat ---
+
+
+def test_a_cell_is_the_time_of_a_step_its_own_part_and_its_wait() -> None:
+    heat = heat_of(bucket(0, 1000.0), bucket(1, 1000.0, duration=2.0), bucket(0, 1001.0))
+    assert (heat.width, heat.ranks, heat.rows, len(heat.columns)) == (1.0, 2, 2, 2)
+    assert values(heat, 0) == [0.1, 0.2] and values(heat, 0, 1) == [0.06, 0.16] and values(heat, 0, 2) == [0.04, 0.04]
+    assert math.isnan(values(heat, 1)[1])
+
+
+def test_a_long_job_gets_wider_columns_and_loses_no_step() -> None:
+    builder = HeatBuilder()
+    for second in range(3 * COLUMNS):
+        builder.add((bucket(0, 1000.0 + second, duration=3.0 if second == 7 else 1.0),))
+    heat = builder.view()
+    assert len(heat.columns) <= COLUMNS and heat.width == 4.0
+    assert values(heat, 1) == [0.15]  # 4 s, in one of which steps took three times as long
+
+
+def test_a_coarse_history_reaches_over_several_columns() -> None:
+    heat = heat_of(bucket(0, 1000.0, width=3.0), bucket(0, 1003.0))
+    assert [values(heat, k) for k in range(4)] == [[0.1]] * 4
+
+
+def test_many_ranks_share_rows_that_show_the_slowest() -> None:
+    heat = heat_of(*(bucket(k, 1000.0, duration=9.0 if k == 700 else 1.0) for k in range(1024)))
+    assert heat.fold == 8 and heat.rows == ROWS
+    assert [row for row, value in enumerate(values(heat, 0)) if value > 0.5] == [700 // 8]
+
+
+def test_ranks_that_join_later_and_jobs_that_grow() -> None:
+    builder = HeatBuilder()
+    builder.add((bucket(0, 1000.0),))
+    builder.view()
+    builder.add((bucket(3, 1001.0),))
+    heat = builder.view()
+    assert heat.ranks == 4 and len(values(heat, 0)) == 4 and math.isnan(values(heat, 0)[3])
+
+
+def test_only_what_changed_is_made_anew() -> None:
+    builder = HeatBuilder()
+    builder.add(tuple(bucket(k, 1000.0 + s) for s in range(100) for k in range(1024)))
+    builder.view()
+    took = []
+    for second in range(100, 105):
+        more = tuple(bucket(k, 1000.0 + second) for k in range(1024))
+        before = time.perf_counter()
+        builder.add(more)
+        builder.view()
+        took.append(time.perf_counter() - before)
+    assert min(took) < 0.05
+
+
+# --- ranking ---
+
+
+def rows_of(own: dict[int, float], hosts: dict[int, str] | None = None) -> Any:
+    view = view_of(update(len(own)))
+    return tuple(
+        replace(row, own_time=own[row.rank], worker=f"tls://{(hosts or {}).get(row.rank, 'h1')}:1") for row in view.rows
+    )
+
+
+def test_ranks_are_scored_against_the_fastest_and_themselves() -> None:
+    ranked = ranking(rows_of({0: 0.1, 1: 0.2, 2: 0.1}), {0: 0.1, 1: 0.05})
+    assert [one.rank for one in ranked] == [1, 0, 2]
+    assert ranked[0].to_fastest == pytest.approx(2.0) and ranked[0].to_itself == pytest.approx(4.0)
+    assert ranked[0].is_slow and not ranked[1].is_slow and ranked[2].to_itself is None
+    assert ranking(rows_of({0: 0.1}), {})[0].to_fastest is None
+    assert ranking((), {}) == ()
+
+
+def test_what_slow_ranks_have_in_common() -> None:
+    hosts = {0: "a", 1: "a", 2: "b", 3: "b", 4: "c", 5: "c"}
+
+    def said(*slow: int) -> str:
+        return pattern(ranking(rows_of({k: 0.2 if k in slow else 0.1 for k in hosts}, hosts), {}))
+
+    assert said() == "No rank stands out."
+    assert said(2, 3) == "All ranks of b are slow, and no others: look at that host."
+    assert said(3) == "Rank 3 is slow on b, its other ranks are not."
+    assert said(1, 3) == "Ranks 1, 3 are slow, the others are not."
+    assert pattern(ranking(rows_of({0: 0.1}), {})) == "There is no other rank to compare with."
+    assert pattern(()) == ""
+
+
+def test_hosts_of_addresses() -> None:
+    assert host_of("tls://10.0.0.1:4000") == "10.0.0.1" and host_of("tcp://[::1]:5") == "::1" and host_of("w") == "w"
+
+
+# --- communication ---
+
+
+def test_who_has_not_entered_the_collective_in_which_the_others_wait() -> None:
+    beats = [beat(k, activity="COLLECTIVE", collective="all_reduce", collective_seq=7, since=4.0) for k in range(3)]
+    late = beat(3, activity="BACKWARD", collective="all_reduce", collective_seq=6)
+    found = entered(view_of(update(4, beats=(*beats, late))).rows)
+    assert [(one.ranks, one.behind, one.inside) for one in found] == [((3,), 1, 0), ((0, 1, 2), 0, 3)]
+    said = odd_ones(found)
+    assert said.startswith("Rank 3 has not entered all_reduce #7, in which ranks 0–2 have waited for 4.1 s")
+
+
+def test_a_short_wait_is_nothing_to_tell() -> None:
+    beats = [beat(k, activity="COLLECTIVE", collective="x", collective_seq=7 - k) for k in range(2)]
+    assert odd_ones(entered(view_of(update(beats=tuple(beats))).rows)) == ""
+    assert entered(view_of(update()).rows) == () and odd_ones(()) == ""
+
+
+# --- resources ---
+
+
+def test_resources_keep_the_least_the_mean_and_the_most() -> None:
+    builder = ResourceBuilder()
+    builder.add([beat(0, cpu=50.0, gpu=None), beat(1, cpu=100.0, gpu=80.0), beat(2, rss=0, cpu=0.0)])
+    (moment,) = builder.view()
+    assert (moment.spreads["cpu"].least, moment.spreads["cpu"].mean, moment.spreads["cpu"].most) == (50.0, 75.0, 100.0)
+    assert moment.spreads["gpu"].number == 1 and "disk_read" not in moment.spreads
+
+
+def test_a_day_of_beats_stays_small() -> None:
+    builder = ResourceBuilder()
+    for second in range(0, 86_400, 20):
+        builder.add([beat(0, time=NOW + second, cpu=100.0 if second == 400 else 1.0)])
+    moments = builder.view()
+    assert len(moments) <= POINTS
+    assert max(moment.spreads["cpu"].most for moment in moments) == 100.0
+    assert builder.view() is moments
+
+
+# --- events ---
+
+
+def test_events_are_told_newest_first_and_ranks_together() -> None:
+    events = HappeningList()
+    events.add([LaunchRequested(time=1.0, job_id="j", spec=JobSpec(entrypoint="train.py"))])
+    events.add([RankStarted(time=2.0, restart_count=0, rank=k, pid=k) for k in range(3)])
+    events.add([StragglerDetected(time=3.0, restart_count=0, rank=1, score=2.0, reason="rank 1 is slow")])
+    events.add([RankExited(time=4.0, restart_count=0, rank=1, signal=9)])
+    lines = events.view()
+    assert [(line.kind, line.ranks) for line in lines] == [
+        ("exited", (1,)), ("straggler", (1,)), ("started", (0, 1, 2)), ("launched", ())
+    ]  # fmt: skip
+    assert lines[1].is_trouble and lines[0].text == "killed by SIGKILL" and events.seen == 4
+
+
+def test_only_the_newest_events_are_kept() -> None:
+    events = HappeningList()
+    for k in range(2 * MOST):
+        events.add([PhaseChanged(time=float(k), phase=JobPhase.HEALTHY, reason=str(k), restart_count=0)])
+    assert (
+        len(events.view()) == MOST and events.seen == 2 * MOST and events.view()[0].text == f"HEALTHY: {2 * MOST - 1}"
+    )
+
+
+# --- smoothing ---
+
+
+def test_a_smooth_curve_begins_where_the_curve_does() -> None:
+    assert smooth([4.0, 4.0, 4.0], 0.9) == pytest.approx([4.0, 4.0, 4.0])
+    assert smooth([1.0, 2.0], 0.0) == [1.0, 2.0] and smooth([], 0.9) == []
+    made = smooth([1.0, math.nan, 1.0], 0.5)
+    assert math.isnan(made[1]) and made[2] == pytest.approx(1.0)
+
+
+# --- findings ---
+
+
+def found(**changes: Any) -> tuple[Finding, ...]:
+    return findings(view_of(update(**changes)), PanelView())
+
+
+def test_nothing_is_found_where_nothing_is_wrong() -> None:
+    assert found() == ()
+
+
+def test_a_failure_tells_what_to_do_and_offers_to_resume() -> None:
+    failure = Failure(kind=FailureKind.SIGNAL, rank=1, reason="rank 1 killed by SIGSEGV", time=NOW)
+    ended = state(phase=JobPhase.FAILED, ended_at=NOW, failure=failure)
+    (one,) = found(state=ended, buckets=())
+    assert one.severity is Severity.ERROR and one.cause and one.advice and one.act is None and one.ranks == (1,)
+    view = replace(
+        view_of(update(state=ended)), checkpoints=(Checkpoint(step=1, path="p", world_size=2, saved_at=NOW),)
+    )
+    assert findings(view, PanelView())[0].act is not None
+
+
+def test_a_straggler_is_told_with_its_evidence() -> None:
+    slow = (*history(1), *(replace(b, rank=1, duration=2.0) for b in history(1)))
+    (one,) = found(buckets=slow)
+    assert one.symptom == "Rank 1 is slow, the others are not." and "median rank" in one.evidence
+    panels = PanelBuilder()
+    panels.add(update(buckets=history()))
+    panels.add(update(buckets=slow))
+    (one,) = findings(view_of(update(buckets=slow)), panels.view())
+    assert "its own best was much better" in one.cause
+
+
+def test_waiting_for_data_and_for_others_are_hints() -> None:
+    (data,) = found(buckets=history(data=0.35, comm=0.1))
+    assert data.severity is Severity.HINT and data.symptom == "All ranks spend 35 % of a step waiting for data."
+    (comm,) = found(buckets=history(comm=0.6, data=0.0))
+    assert "at least 60 % of a step in communication" in comm.symptom
+
+
+def test_not_a_number_is_told_once() -> None:
+    nan = [NonFiniteFound(time=NOW, restart_count=0, rank=1, step=k, what="loss") for k in (5, 6)]
+    begun = LaunchRequested(time=990.0, job_id="digits-12ab", spec=JobSpec(entrypoint="t.py"))
+    told = [one for one in found(events=(begun, *update().events, *nan)) if "not finite" in one.symptom]
+    assert len(told) == 1 and "2 times" in told[0].evidence
+
+
+# --- all of them ---
+
+
+def test_the_panels_are_folded_once_and_a_new_generation_forgets_what_was_best() -> None:
+    builder = PanelBuilder()
+    builder.add(update())
+    first = builder.view()
+    assert first.best == pytest.approx({0: 0.06, 1: 0.06}) and first.heat.ranks == 2 and first.resources
+    builder.add(update(buckets=(), beats=(), events=()))
+    assert builder.view().heat is first.heat
+    builder.add(update(state=state(restart_count=1), buckets=(), beats=()))
+    assert builder.view().best == {}

@@ -1,0 +1,70 @@
+"""What is wrong or could be better: what was seen, the likely cause, what to do, and a button that does it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from workbench.views.acts import Act
+from workbench.views.findings import Finding, Severity, findings
+from workbench.views.job import JobView
+from workbench.views.panels import PanelView
+from workbench_widgets.live import Live
+from workbench_widgets.panels.markup import esc, rank_button
+from workbench_widgets.source import Choice
+from workbench_widgets.style import PANEL
+
+MARKS: Final = {Severity.ERROR: ("✗", "bad"), Severity.WARNING: ("▲", "warn"), Severity.HINT: ("●", "accent")}
+DOES: Final = {"resume": "Resume from the newest checkpoint", "stacks": "Show the stacks"}
+NOTHING_FOUND: Final = '<p class="muted"><span aria-hidden="true">✓</span> Nothing stands out.</p>'
+
+
+class Findings:
+    """See the module. `on_act` begins an act, `on_rank` hears of a rank that the reader chose."""
+
+    def __init__(
+        self, on_act: Callable[[Act], None], on_rank: Callable[[str, str], None], *, may_act: bool = True
+    ) -> None:
+        self._on_act, self._on_rank, self._may_act = on_act, on_rank, may_act
+        self._found: tuple[Finding, ...] = ()
+        self._rank: int | None = None
+        self.root = Live(name="findings", stylesheets=[PANEL], markup=NOTHING_FOUND, on_action=self._pressed)
+
+    def choose(self, choice: Choice) -> None:
+        self._rank = choice.rank
+
+    def update(self, view: JobView, more: PanelView) -> None:
+        self._found = findings(view, more)
+        self.root.markup = findings_html(self._found, self._rank, may_act=self._may_act)
+
+    def _pressed(self, name: str, value: str) -> None:
+        if name == "rank":
+            self._on_rank(name, value)
+            return
+        act = next((one.act for one in self._found if one.act is not None and one.act.name == name), None)
+        if act is not None:
+            self._on_act(act)
+
+
+def findings_html(found: tuple[Finding, ...], chosen: int | None = None, *, may_act: bool = True) -> str:
+    if not found:
+        return NOTHING_FOUND
+    return f'<ul class="findings">{"".join(_item(one, chosen, may_act) for one in found)}</ul>'
+
+
+def _item(one: Finding, chosen: int | None, may_act: bool) -> str:
+    mark, tone = MARKS[one.severity]
+    ranks = "".join(rank_button(rank, is_chosen=rank == chosen) for rank in one.ranks)
+    more = [
+        f'<span class="muted">seen:</span> {esc(one.evidence)}' if one.evidence else "",
+        f'<span class="muted">likely cause:</span> {esc(one.cause)}' if one.cause else "",
+        f'<span class="muted">what to do:</span> {esc(one.advice)}' if one.advice else "",
+    ]
+    button = (
+        f'<button data-do="{one.act.name}">{DOES[one.act.name]}</button>' if one.act is not None and may_act else ""
+    )
+    lines = "".join(f"<p>{line}</p>" for line in more if line)
+    return (
+        f'<li><p><span class="tone-{tone} phase"><span aria-hidden="true">{mark}</span> {one.severity.value}</span> '
+        f"{esc(one.symptom)} {ranks}</p>{lines}{button}</li>"
+    )

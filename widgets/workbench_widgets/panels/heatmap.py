@@ -1,0 +1,181 @@
+"""Ranks × time as colours (Cividis, which all eyes tell apart): dark is quick, yellow is slow."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, Final
+
+import numpy as np
+import panel as pn
+from bokeh.models import BasicTicker, ColumnDataSource, CustomJSHover, LinearColorMapper, Range1d
+from bokeh.models.annotations import BoxAnnotation
+from bokeh.palettes import Cividis256
+
+from workbench.views.heat import METRICS, HeatView
+from workbench.views.job import JobView
+from workbench.views.table import Column, Table
+from workbench.views.wording import plural, ranks_text, seconds, span
+from workbench_widgets.charts import TimeAxis, chart_pane
+from workbench_widgets.live import Live
+from workbench_widgets.panels.markup import esc, table_html
+from workbench_widgets.source import Choice
+from workbench_widgets.style import PANEL
+from workbench_widgets.theme import colour
+
+LEAST_HEIGHT: Final = 120  # px
+MOST_HEIGHT: Final = 300
+A_ROW: Final = 16  # px
+NOISE: Final = 1.2  # what is no more than so many times the least is not to look like much
+IN_TABLE: Final = 10  # rows
+EMPTY: Final = "It appears here after the first seconds with a finished step."
+_STOPS: Final = ",".join(Cividis256[k] for k in range(0, 256, 51))
+
+
+class Heatmap:
+    """See the module. `on_point` hears of a place that was pressed: rank, seconds since the job was submitted."""
+
+    def __init__(self, theme: str, axis: TimeAxis, on_point: Callable[[int, float], None]) -> None:
+        self._metric, self._rank = 0, _NOBODY
+        self._shown: object = None
+        self._heat, self._submitted_at = HeatView(), 0.0
+        self._mapper = LinearColorMapper(palette=Cividis256, low=0.0, high=1.0, nan_color="rgba(0,0,0,0)")
+        self._source = ColumnDataSource(data={name: [] for name in ("image", "x", "y", "dw", "dh")}, name="heat")
+        self._fold = CustomJSHover(args={"fold": 1}, code=_RANKS)
+        self._y = Range1d(start=1, end=0)
+        tips = [("rank", "$y{custom}"), ("a step", "@image{0,0.[00]} ms"), ("after", "$x{00:00:00}")]
+        self.figure = axis.chart(
+            "ranks over time, coloured by the time of a step", tips=tips, y_range=self._y, number="0",
+            height=LEAST_HEIGHT, formatters={"$y": self._fold},
+        )  # fmt: skip
+        self.figure.ygrid.grid_line_color = None
+        self.figure.yaxis.ticker = BasicTicker(min_interval=1, desired_num_ticks=8)
+        self.figure.image("image", "x", "y", "dw", "dh", source=self._source, color_mapper=self._mapper)
+        self._box = BoxAnnotation(fill_alpha=0.0, line_width=2, visible=False, line_color=colour("text", theme))
+        self.figure.add_layout(self._box)
+        self.figure.on_event("tap", lambda event: self._tapped(on_point, event))
+        self._head = Live(stylesheets=[PANEL], markup=head_html(HeatView(), 0, 0.0, 1.0), on_action=self._chosen)
+        self._table = Live(stylesheets=[PANEL], markup="")
+        chart = chart_pane(self.figure)
+        self.root = pn.Column(self._head, chart, self._table, name="heatmap", sizing_mode="stretch_width")
+
+    def update(self, view: JobView, heat: HeatView) -> None:
+        if heat is self._heat and heat.columns:
+            return
+        self._heat, self._submitted_at = heat, view.submitted_at
+        self._draw()
+
+    def choose(self, choice: Choice) -> None:
+        self._rank = _NOBODY if choice.rank is None else choice.rank
+        self._mark()
+
+    def paint(self, theme: str) -> None:
+        self._box.line_color = colour("text", theme)
+
+    def _tapped(self, on_point: Callable[[int, float], None], event: Any) -> None:
+        rank = math.floor(event.y + 0.5) if event.x is not None and event.y is not None else _NOBODY
+        if 0 <= rank < self._heat.ranks:
+            on_point(rank // self._heat.fold * self._heat.fold, float(event.x))
+
+    def _chosen(self, name: str, value: str) -> None:
+        if name == "metric" and value.isdigit() and int(value) < len(METRICS):
+            self._metric = int(value)
+            self._draw()
+
+    def _mark(self) -> None:
+        is_there = 0 <= self._rank < self._heat.ranks
+        row = self._rank // self._heat.fold * self._heat.fold
+        self._box.update(bottom=row - 0.5, top=row + self._heat.fold - 0.5, visible=is_there)
+
+    def _draw(self) -> None:
+        heat = self._heat
+        image = image_of(heat, self._metric) * 1000
+        low, high = scale_of(image)
+        self._head.markup = head_html(heat, self._metric, low, high)
+        self.figure.visible = bool(heat.columns)
+        if not heat.columns:
+            return
+        self._mapper.update(low=low, high=high)
+        self._fold.args = {"fold": heat.fold}
+        first = heat.columns[0].start - self._submitted_at
+        self._source.data = {
+            "image": [image], "x": [first], "y": [-0.5],
+            "dw": [image.shape[1] * heat.width], "dh": [heat.rows * heat.fold],
+        }  # fmt: skip
+        self._y.update(start=heat.rows * heat.fold - 0.5, end=-0.5)  # a rank's number stands beside its middle
+        self.figure.height = max(LEAST_HEIGHT, min(MOST_HEIGHT, heat.rows * A_ROW + 40))
+        self._table.markup = as_table_html(heat, image)
+        self._mark()
+
+
+_NOBODY: Final = -1
+_RANKS: Final = """
+const first = Math.floor((value + 0.5) / fold) * fold;
+return fold > 1 ? first + '–' + (first + fold - 1) : '' + first;
+"""
+
+
+def image_of(heat: HeatView, metric: int) -> Any:
+    """Seconds as float32, rows × columns; NaN where nothing is known."""
+    if not heat.columns:
+        return np.full((1, 1), np.nan, dtype=np.float32)
+    first = heat.columns[0].start
+    places = [round((column.start - first) / heat.width) for column in heat.columns]
+    image = np.full((heat.rows, places[-1] + 1), np.nan, dtype=np.float32)
+    for place, column in zip(places, heat.columns, strict=True):
+        image[:, place] = np.frombuffer(column.cells[metric], dtype=np.float32)
+    return image
+
+
+def scale_of(image: Any) -> tuple[float, float]:
+    """What the darkest and the brightest colour stand for: all but the rarest, rounded so that it holds still."""
+    known = image[np.isfinite(image)]
+    if not known.size:
+        return 0.0, 1.0
+    low, high = (float(value) for value in np.percentile(known, (1, 99.5)))
+    high = max(high, NOISE * low)
+    step = 10.0 ** np.floor(np.log10(max(high, 1e-6))) / 5
+    low, high = float(np.floor(low / step) * step), float(np.ceil(high / step) * step)
+    return low, max(high, low + step)
+
+
+def head_html(heat: HeatView, metric: int, low: float, high: float) -> str:
+    options = "".join(
+        f'<option value="{k}"{" selected" if k == metric else ""}>{name}</option>' for k, name in enumerate(METRICS)
+    )
+    tools = f'<select data-set="metric" aria-label="what is coloured">{options}</select>'
+    if not heat.columns:
+        return f'<div class="charthead"><h2>Ranks over time</h2></div><p class="muted">{EMPTY}</p>'
+    folded = f"; a row is {heat.fold} ranks, and shows the slowest of them" if heat.fold > 1 else ""
+    scale = (
+        f'<span class="scale"><span>{esc(seconds(low / 1000))}</span><i aria-hidden="true" '
+        f'style="background:linear-gradient(90deg,{_STOPS})"></i>'
+        f"<span>{esc(seconds(high / 1000))} and more</span></span>"
+    )
+    title = f"{plural(heat.ranks, 'rank')} over time since the start, a column {span(heat.width)}{folded}"
+    return f'<div class="charthead"><h2>{esc(title)}</h2><div class="tools">{tools}{scale}</div></div>'
+
+
+def as_table_html(heat: HeatView, image: Any) -> str:
+    """The slowest rows in numbers, in ms."""
+    known = np.isfinite(image)
+    counts = np.maximum(known.sum(axis=1), 1)
+    means = np.where(known, image, 0.0).sum(axis=1) / counts
+    rows = [int(row) for row in np.argsort(-means)[:IN_TABLE] if known[row].any()]
+
+    def cells(get: Callable[[Any], float]) -> tuple[str, ...]:
+        return tuple(seconds(float(get(image[row][known[row]])) / 1000) for row in rows)
+
+    names = (ranks_text(range(row * heat.fold, min((row + 1) * heat.fold, heat.ranks))) for row in rows)
+    table = Table(
+        "The slowest ranks in numbers",
+        (
+            Column("who", False, 0, tuple(names)),
+            Column("least", True, 0, cells(np.min)),
+            Column("mean", True, 0, cells(np.mean)),
+            Column("most", True, 0, cells(np.max)),
+            Column("newest", True, 0, cells(lambda values: values[-1])),
+        ),
+    )
+    title = '<summary class="muted small">the slowest as a table</summary>'
+    return f'<details>{title}<div class="scroll">{table_html(table)}</div></details>'

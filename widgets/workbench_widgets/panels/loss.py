@@ -1,0 +1,153 @@
+"""The loss over time: the mean of the ranks as it was said, and smoothed; by rank when the reader asks for it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import panel as pn
+from bokeh.models import ColumnDataSource, DataRange1d
+
+from workbench.views.job import RANKS_WITH_SERIES, JobView
+from workbench.views.series import RankPoint, SeriesPoint
+from workbench.views.smoothing import smooth
+from workbench.views.table import Column, Table
+from workbench.views.wording import count, number, span
+from workbench_widgets.charts import TimeAxis, chart_pane
+from workbench_widgets.live import Live
+from workbench_widgets.panels.markup import esc, table_html
+from workbench_widgets.source import Choice
+from workbench_widgets.style import PANEL
+from workbench_widgets.theme import CHART_HEIGHT, colour, rank_colour, rank_dash
+
+SMOOTHINGS: Final = {"0": "not smoothed", "0.8": "smoothed", "0.95": "smoothed much"}
+IN_TABLE: Final = 20
+EMPTY: Final = (
+    '<div class="charthead"><h2>Loss</h2></div><p class="muted">A script that says '
+    "<code>run.report(loss=loss)</code> shows its loss here.</p>"
+)
+
+
+class Loss:
+    """See the module."""
+
+    def __init__(self, theme: str, axis: TimeAxis) -> None:
+        self._weight, self._by_rank = 0.8, False
+        self._shown: object = None
+        self._view: JobView | None = None
+        tips = [("", "$name"), ("loss", "@y{0.[0000]}"), ("step", "@step{0,0}"), ("after", "@x{00:00:00}")]
+        self.figure = axis.chart("loss over time", tips=tips, y_range=DataRange1d(), number="0.[000]")
+        self._lines = {name: self._line(name, theme) for name in ("as said", "smoothed")}
+        self._ranks = {rank: self._line(f"rank {rank}", theme, rank) for rank in range(RANKS_WITH_SERIES)}
+        self._lines["as said"].glyph.update(line_alpha=0.35, line_width=1)
+        self._head = Live(stylesheets=[PANEL], markup=EMPTY, on_action=self._chosen)
+        self._table = Live(stylesheets=[PANEL], markup="")
+        chart = chart_pane(self.figure, CHART_HEIGHT)
+        self.root = pn.Column(self._head, chart, self._table, name="loss", sizing_mode="stretch_width")
+
+    def update(self, view: JobView) -> None:
+        newest = (len(view.series), view.series[-1] if view.series else None)
+        if newest != self._shown:
+            self._view, self._shown = view, newest
+            self._draw()
+
+    def choose(self, choice: Choice) -> None:
+        for rank, line in self._ranks.items():
+            line.glyph.line_alpha = 0.2 if choice.rank not in (None, rank) else 1.0
+
+    def paint(self, theme: str) -> None:
+        for line in self._lines.values():
+            line.glyph.line_color = colour("accent", theme)
+        for rank, line in self._ranks.items():
+            line.glyph.line_color = rank_colour(rank, theme)
+
+    def _line(self, name: str, theme: str, rank: int | None = None) -> Any:
+        source = ColumnDataSource(data={"x": [], "y": [], "step": []})
+        looks = {"line_color": colour("accent", theme) if rank is None else rank_colour(rank, theme), "line_width": 2}
+        return self.figure.line(
+            "x", "y", source=source, name=name, line_dash="solid" if rank is None else rank_dash(rank), **looks
+        )
+
+    def _chosen(self, name: str, value: str) -> None:
+        if name == "smoothing" and value in SMOOTHINGS:
+            self._weight = float(value)
+        elif name == "ranks":
+            self._by_rank = value == "1"
+        self._draw()
+
+    def _draw(self) -> None:
+        view = self._view
+        if view is None:
+            return
+        points = curve_of(view.series, view.submitted_at)
+        self.figure.visible = bool(points["x"])
+        raw, soft = points["y"], smooth(points["y"], self._weight)
+        is_soft = self._weight > 0 and not self._by_rank
+        self._lines["as said"].data_source.data = points if not self._by_rank else NOTHING
+        self._lines["smoothed"].data_source.data = {**points, "y": soft} if is_soft else NOTHING
+        for rank, line in self._ranks.items():
+            series = view.rank_series.get(rank, ()) if self._by_rank else ()
+            made = curve_of(series, view.submitted_at)
+            line.data_source.data = {**made, "y": smooth(made["y"], self._weight)}
+        self._lines["as said"].glyph.line_alpha = 0.35 if is_soft else 1.0
+        self._head.markup = head_html(view, raw, self._weight, by_rank=self._by_rank)
+        self._table.markup = as_table_html(points, soft)
+
+
+NOTHING: Final[dict[str, list[float]]] = {"x": [], "y": [], "step": []}
+
+
+def curve_of(series: Sequence[SeriesPoint | RankPoint], start: float) -> dict[str, list[float]]:
+    """The points that have a loss; one that is not a number breaks the line."""
+    known = [point for point in series if point.loss is not None]
+    return {
+        "x": [point.start + point.width / 2 - start for point in known],
+        "y": [
+            float(point.loss) if point.loss is not None and math.isfinite(point.loss) else math.nan for point in known
+        ],
+        "step": [float(point.step) for point in known],
+    }
+
+
+def head_html(view: JobView, raw: Sequence[float], weight: float, *, by_rank: bool) -> str:
+    known = [value for value in raw if not math.isnan(value)]
+    if not known:
+        return EMPTY
+    can = bool(view.rank_series)
+    options = "".join(
+        f'<option value="{value}"{" selected" if float(value) == weight else ""}>{text}</option>'
+        for value, text in SMOOTHINGS.items()
+    )
+    ranks = (
+        f'<select data-set="ranks" aria-label="whose loss"><option value="">mean of the ranks</option><option value="1"'
+        f"{' selected' if by_rank else ''}>by rank</option></select>"
+        if can
+        else ""
+    )
+    told = f"Chart of the loss: {number(known[0])} at first, {number(min(known))} at least, {number(known[-1])} now."
+    return (
+        '<div class="charthead"><h2>Loss over time since the start</h2><div class="tools">'
+        f'<select data-set="smoothing" aria-label="smoothing">{options}</select>{ranks}</div></div>'
+        f'<p class="hidden">{esc(told)}</p>'
+    )
+
+
+def as_table_html(points: dict[str, list[float]], soft: Sequence[float]) -> str:
+    if not points["x"]:
+        return ""
+
+    def cells(values: Sequence[float], text: Callable[[float], str]) -> tuple[str, ...]:
+        return tuple(text(value) for value in values[-IN_TABLE:])
+
+    table = Table(
+        "Loss in numbers",
+        (
+            Column("after", True, 0, cells(points["x"], span)),
+            Column("step", True, 0, cells(points["step"], count)),
+            Column("loss", True, 0, cells(points["y"], number)),
+            Column("smoothed", True, 0, cells(soft, number)),
+        ),
+    )
+    title = '<summary class="muted small">the newest points as a table</summary>'
+    return f'<details>{title}<div class="scroll">{table_html(table)}</div></details>'

@@ -1,0 +1,61 @@
+"""What panels show beyond `JobView`: folded once for all pages that look at a job, and only where something is new."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import NamedTuple
+
+from workbench.feed import Update
+from workbench.views.happenings import Happening, HappeningList
+from workbench.views.heat import HeatBuilder, HeatView
+from workbench.views.resources import Moment, ResourceBuilder
+
+
+class PanelView(NamedTuple):
+    """`best`: the least own work that each rank ever needed for a step in this generation, s."""
+
+    heat: HeatView = HeatView()
+    best: Mapping[int, float] = MappingProxyType({})
+    resources: tuple[Moment, ...] = ()
+    happenings: tuple[Happening, ...] = ()
+    happened: int = 0  # lines there ever were
+
+
+class PanelBuilder:
+    """Add every update of a job in turn, beginning with one from an empty cursor."""
+
+    def __init__(self) -> None:
+        self._heat, self._resources, self._happenings = HeatBuilder(), ResourceBuilder(), HappeningList()
+        self._best: dict[int, float] = {}
+        self._restart_count = 0
+        self._view = PanelView()
+
+    def add(self, update: Update) -> None:
+        if update.state.restart_count != self._restart_count:
+            self._restart_count = update.state.restart_count
+            self._best = {}  # on other ranks, or other hosts, a step may be other work
+        self._resources.add(update.beats)
+        self._happenings.add(update.events)
+        if update.buckets:
+            self._heat.add(update.buckets)
+            self._best = self._better(update)
+            self._view = self._view._replace(heat=self._heat.view(), best=self._best)
+        self._view = self._view._replace(
+            best=self._best,
+            resources=self._resources.view(),
+            happenings=self._happenings.view() if update.events else self._view.happenings,
+            happened=self._happenings.seen,
+        )
+
+    def _better(self, update: Update) -> dict[int, float]:
+        best = dict(self._best)
+        for bucket in update.buckets:
+            if bucket.steps:
+                own = max(0.0, bucket.duration - bucket.comm) / bucket.steps
+                if own > 0:
+                    best[bucket.rank] = min(own, best.get(bucket.rank, own))
+        return best
+
+    def view(self) -> PanelView:
+        return self._view
