@@ -175,7 +175,7 @@ def test_usage_of_this_process_and_of_none() -> None:
     usage = tree_usage(os.getpid())
     assert usage.rss > 10_000_000
     assert usage.cpu > 0
-    assert tree_usage(2**22 + 1) == (0, 0.0)
+    assert tree_usage(2**22 + 1) == (0, 0.0, 0, 0)
 
 
 class FakeNvml:

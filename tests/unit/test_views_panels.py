@@ -235,7 +235,7 @@ def test_a_straggler_is_told_with_its_evidence() -> None:
 def test_waiting_for_data_and_for_others_are_hints() -> None:
     (data,) = found(buckets=history(data=0.35, comm=0.1))
     assert data.severity is Severity.HINT and data.symptom == "All ranks spend 35 % of a step waiting for data."
-    (comm,) = found(buckets=history(comm=0.6, data=0.0))
+    (comm,) = found(buckets=history(comm=0.6, data=0.0, forward=0.1, backward=0.2))
     assert "at least 60 % of a step in communication" in comm.symptom
 
 
