@@ -122,9 +122,12 @@ def test_the_loss_is_smoothed_and_by_rank_when_asked_for() -> None:
     assert "run.report(loss=loss)" in panel._head.markup
     panel.update(falling())
     assert panel.figure.visible and len(panel._lines["smoothed"].data_source.data["y"]) == 10
-    assert panel._ranks[0].data_source.data["y"] == []
+    assert panel._ranks.data_source.data["y"] == []
     panel._chosen("ranks", "1")
-    assert len(panel._ranks[1].data_source.data["y"]) == 10 and panel._lines["smoothed"].data_source.data["y"] == []
+    assert [len(y) for y in panel._ranks.data_source.data["y"]] == [10, 10]
+    assert panel._lines["smoothed"].data_source.data["y"] == []
+    panel.choose(Choice(rank=1))
+    assert panel._ranks.data_source.data["alpha"] == [0.2, 1.0]
     panel._chosen("ranks", "")
     panel._chosen("smoothing", "0")
     assert panel._lines["smoothed"].data_source.data["y"] == []

@@ -124,6 +124,7 @@ def _prepare(doc: Any, title: str, body: str, theme: str) -> None:
 
 def _place(doc: Any, roots: dict[str, Any], pacer: Pacer) -> None:
     doc.on_event("document_ready", lambda _: pacer.shown())
-    for name, viewable in roots.items():
-        model = viewable.server_doc(doc, location=False).roots[-1]
-        model.name = name
+    with doc.models.freeze():  # else all models are gone through once a root
+        for name, viewable in roots.items():
+            model = viewable.server_doc(doc, location=False).roots[-1]
+            model.name = name

@@ -64,7 +64,7 @@ def _failed(view: JobView, more: PanelView) -> Finding | None:
     return Finding(
         Severity.ERROR if is_over else Severity.WARNING,
         " ".join(failure.reason.split()),
-        f"restart {view.restart_count} of {view.max_restarts}" if view.restart_count else "",
+        view.restarts,
         advice.cause if advice else "",
         advice.advice if advice else "",
         Act("resume") if can_resume else None,

@@ -9,7 +9,7 @@ from typing import Any, Final
 import panel as pn
 from bokeh.models import ColumnDataSource, DataRange1d
 
-from workbench.views.job import RANKS_WITH_SERIES, JobView
+from workbench.views.job import JobView
 from workbench.views.series import RankPoint, SeriesPoint
 from workbench.views.smoothing import smooth
 from workbench.views.table import Column, Table
@@ -39,7 +39,12 @@ class Loss:
         tips = [("", "$name"), ("loss", "@y{0.[0000]}"), ("step", "@step{0,0}"), ("after", "@x{00:00:00}")]
         self.figure = axis.chart("loss over time", tips=tips, y_range=DataRange1d(), number="0.[000]")
         self._lines = {name: self._line(name, theme) for name in ("as said", "smoothed")}
-        self._ranks = {rank: self._line(f"rank {rank}", theme, rank) for rank in range(RANKS_WITH_SERIES)}
+        self._theme = theme
+        self._rank: int | None = None
+        self._ranks = self.figure.multi_line(
+            "x", "y", source=ColumnDataSource(data=NO_LINES), name="by rank", line_width=2,
+            line_color="colour", line_dash="dash", line_alpha="alpha",
+        )  # fmt: skip
         self._lines["as said"].glyph.update(line_alpha=0.35, line_width=1)
         self._head = Live(stylesheets=[PANEL], markup=EMPTY, on_action=self._chosen)
         self._table = Live(stylesheets=[PANEL], markup="")
@@ -53,21 +58,18 @@ class Loss:
             self._draw()
 
     def choose(self, choice: Choice) -> None:
-        for rank, line in self._ranks.items():
-            line.glyph.line_alpha = 0.2 if choice.rank not in (None, rank) else 1.0
+        self._rank = choice.rank
+        self._draw()
 
     def paint(self, theme: str) -> None:
         for line in self._lines.values():
             line.glyph.line_color = colour("accent", theme)
-        for rank, line in self._ranks.items():
-            line.glyph.line_color = rank_colour(rank, theme)
+        self._theme = theme
+        self._draw()
 
-    def _line(self, name: str, theme: str, rank: int | None = None) -> Any:
+    def _line(self, name: str, theme: str) -> Any:
         source = ColumnDataSource(data={"x": [], "y": [], "step": []})
-        looks = {"line_color": colour("accent", theme) if rank is None else rank_colour(rank, theme), "line_width": 2}
-        return self.figure.line(
-            "x", "y", source=source, name=name, line_dash="solid" if rank is None else rank_dash(rank), **looks
-        )
+        return self.figure.line("x", "y", source=source, name=name, line_width=2, line_color=colour("accent", theme))
 
     def _chosen(self, name: str, value: str) -> None:
         if name == "smoothing" and value in SMOOTHINGS:
@@ -86,15 +88,23 @@ class Loss:
         is_soft = self._weight > 0 and not self._by_rank
         self._lines["as said"].data_source.data = points if not self._by_rank else NOTHING
         self._lines["smoothed"].data_source.data = {**points, "y": soft} if is_soft else NOTHING
-        for rank, line in self._ranks.items():
-            series = view.rank_series.get(rank, ()) if self._by_rank else ()
-            made = curve_of(series, view.submitted_at)
-            line.data_source.data = {**made, "y": smooth(made["y"], self._weight)}
+        self._ranks.data_source.data = self._by_ranks(view) if self._by_rank else NO_LINES
         self._lines["as said"].glyph.line_alpha = 0.35 if is_soft else 1.0
         self._head.markup = head_html(view, raw, self._weight, by_rank=self._by_rank)
         self._table.markup = as_table_html(points, soft)
 
+    def _by_ranks(self, view: JobView) -> dict[str, list[Any]]:
+        curves = {rank: curve_of(series, view.submitted_at) for rank, series in view.rank_series.items()}
+        return {
+            "x": [curve["x"] for curve in curves.values()],
+            "y": [smooth(curve["y"], self._weight) for curve in curves.values()],
+            "colour": [rank_colour(rank, self._theme) for rank in curves],
+            "dash": [rank_dash(rank) for rank in curves],
+            "alpha": [0.2 if self._rank not in (None, rank) else 1.0 for rank in curves],
+        }
 
+
+NO_LINES: Final[dict[str, list[Any]]] = {"x": [], "y": [], "colour": [], "dash": [], "alpha": []}
 NOTHING: Final[dict[str, list[float]]] = {"x": [], "y": [], "step": []}
 
 
