@@ -45,6 +45,7 @@ from workbench.store.saved.document import (
 from workbench.store.saved.records import JobRecord, code_file, files_of
 from workbench.store.saved.scrub import HOME_IN_CODE, REMOVED, Scrubber, is_allowed
 from workbench.telemetry import OutputWritten
+from workbench.training import manifest as mf
 
 STEP_BYTES: Final = 48 * 2**20  # of a job's single steps: half a million
 BUCKETS: Final = 150_000
@@ -159,6 +160,7 @@ def _job(gathering: _Gathering, job_id: str) -> tuple[float, JobEntry]:
         is_running=not state.phase.is_terminal,
         logs=tuple(LogEntry(rank=rank, start=start) for rank, (start, _) in logs.items()),
         checkpoints=tuple(replace(one, path=gathering.scrub.text(one.path)) for one in checkpoints),
+        contents=contents_of(checkpoints),
         included=_include(gathering, job_id, checkpoints) if gathering.with_checkpoints else (),
         env_left_out=tuple(sorted(name for name in state.spec.env if not is_allowed(name, gathering.env))),
         git=_git(next((e.origin for e in update.events if isinstance(e, OriginRecorded)), None)),
@@ -330,6 +332,18 @@ def _checkpoints(gathering: _Gathering, job_id: str, update: Update) -> tuple[Ch
         if update.state.checkpoints:
             gathering.left_out.append(f"{job_id}: what its checkpoints are like now: {error.args[0]}")
         return tuple(reversed(update.state.checkpoints))
+
+
+def contents_of(checkpoints: Sequence[Checkpoint]) -> dict[int, str]:
+    """Digests of training states by step, of those whose manifests can be read from here."""
+    found: dict[int, str] = {}
+    for one in reversed(checkpoints):
+        if not one.problem and one.tier is CheckpointTier.DISK:
+            try:
+                found[one.step] = mf.content_digest(mf.read(Path(one.path)))
+            except mf.ManifestError:
+                continue
+    return found
 
 
 def _include(gathering: _Gathering, job_id: str, checkpoints: Sequence[Checkpoint]) -> tuple[int, ...]:

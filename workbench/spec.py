@@ -86,6 +86,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     consistency_every: int = 0  # checks of replicas, in steps; 0: as the budget allows, -1: never
     consistency_budget: float = 0.02  # of a step's time
     on_mismatch: MismatchPolicy = MismatchPolicy.WARN
+    max_steps: int = 0  # optimizer steps after which the job has done enough; 0: when its program ends
     seed: int | None = None
     deterministic: bool = False
     log_limit: int = 512 * 2**20
@@ -209,6 +210,7 @@ def _complaints(spec: JobSpec) -> list[tuple[bool, str, str]]:
             f"consistency_budget is {spec.consistency_budget}",
             "give a share of a step's time, such as 0.02",
         ),
+        (spec.max_steps < 0, f"max_steps is {spec.max_steps}", "give steps, 0 for no limit"),
         (spec.log_limit < 2**16, f"log_limit is {spec.log_limit} bytes", "give at least 65536"),
         (
             any(not key or "=" in key for key in spec.env),

@@ -177,14 +177,16 @@ def exit_code(leaving: SystemExit) -> int:
 
 def watch(box: blackbox.Writer) -> None:
     """Have the rank's steps and phases go into its black box, and its groups end without a deadlock."""
-    from workbench.training import faults, guard, observe
+    from workbench.training import faults, guard, limit, observe
 
     if Control.current is not None:
         faults.install(Control.current)
     guard.install()
     if Control.current is not None and int(os.environ.get("WORLD_SIZE", "1")) > 1:
         _compare_replicas(Control.current)
-    observe.install(box, offset=time.time() - time.monotonic())
+    observer = observe.install(box, offset=time.time() - time.monotonic())
+    if Control.current is not None and (most := Control.current.settings.get("max_steps", 0)):
+        limit.install(most, observer)
 
 
 def _compare_replicas(control: Control) -> None:

@@ -10,7 +10,7 @@ import math
 import os
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import msgspec
 
@@ -120,6 +120,9 @@ class SavedSession(Session):
 
     def close(self) -> None:
         self.archive.close()
+
+    def __enter__(self) -> Self:
+        return self
 
     def __repr__(self) -> str:
         return f"<SavedSession: {len(self._records)} jobs of {self.archive.path.name}>"

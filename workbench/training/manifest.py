@@ -67,6 +67,15 @@ def _document(manifest: Manifest) -> dict[str, Any]:
     return {name: value for name, value in asdict(manifest).items() if name not in ADDED or value not in ("", None)}
 
 
+def content_digest(manifest: Manifest) -> str:
+    """32 hexadecimal digits over what the training state is made of: equal states of two runs have equal ones.
+
+    torch's own `.metadata` holds what differs from save to save.
+    """
+    tensors = sorted((name, *record) for name, record in manifest.files.items() if not name.startswith("."))
+    return hashlib.sha256(json.dumps([manifest.world_size, tensors]).encode()).hexdigest()[:32]
+
+
 def _canonical(manifest: Manifest) -> bytes:
     return json.dumps(_document(manifest), sort_keys=True, separators=(",", ":")).encode()
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from time import monotonic
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
+from workbench.training import limit
 from workbench.training.finite import FiniteWatch
 
 if TYPE_CHECKING:
@@ -83,13 +84,15 @@ class Run:
         position = self._position_in(loader, keeping)
         self._restore(keeping, kept)
         total, done = _length(loader) * (epochs or 1), 0
-        for _, batch in position.epochs(epochs):
+        for _, batch in [] if limit.is_reached() else position.epochs(epochs):
             done, self._done = self._done or done, 0
             yield self._steps, batch
             self._steps += 1
             done += 1
             self.progress(done, total)
             keeping.after_step(self._steps, kept, position, done)
+            if limit.is_reached():
+                break
         keeping.end(self._steps, kept, position, done)
 
     def _plain_steps(self, loader: Iterable[Any], epochs: int | None) -> Iterator[tuple[int, Any]]:
@@ -99,11 +102,13 @@ class Run:
             set_epoch = getattr(getattr(loader, "sampler", None), "set_epoch", None)
             if epochs is not None and set_epoch is not None:
                 set_epoch(epoch)
-            for batch in loader:
+            for batch in [] if limit.is_reached() else loader:
                 yield self._steps, batch
                 self._steps += 1
                 done += 1
                 self.progress(done, total)
+                if limit.is_reached():
+                    return
 
     # --- checkpoints ---
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from workbench.verbs import saved
+from workbench.verbs import read, rerun, saved
 from workbench.verbs.declare import COMMON, HELP, JSON, QUIET, Operand, Option, Verb
 
 FILE: Final = Operand("FILE", "a saved session, such as run.dtrain", required=True, offers="session")
@@ -35,9 +35,36 @@ SAVED: Final = (
             Option(("--code",), "its code, which a rerun would run"),
             Option(("--timeline",), "attempts, failures and recoveries, what every rank did when"),
             Option(("--logs",), "the end of what its ranks printed"),
-            Option(("--at",), "how it stood so long after its submission", "TIME", saved.seconds),
+            Option(("--at",), "how it stood so long after its submission", "TIME", read.seconds),
             *_LOOK,
         ),
         examples=("show run.dtrain", "show run.dtrain train-1f2e --at 30s", "show run.dtrain --code"),
+    ),
+    Verb(
+        "rerun", "run a saved session's jobs again; exit code 0 only when all of them ended well", rerun.run_again,
+        operands=(FILE,),
+        options=(
+            Option(("--job",), "only that one of its jobs", "JOB", named="job"),
+            Option(("--set",), "another value for a parameter or an option; several values are a sweep", "NAME=VALUE",
+                   rerun.setting, repeats=True, named="settings"),
+            Option(("-n", "--nproc-per-node"), "another number of ranks a node", "N", read.count,
+                   named="nproc_per_node"),
+            Option(("--steps",), "end well after so many optimizer steps", "N", read.count),
+            Option(("--env",), "an environment variable of the ranks", "KEY=VALUE", read.setting, repeats=True),
+            Option(("--check",), "compare each job with the saved one; exit code 1 when it deviates"),
+            Option(("--tolerance",), "how far losses may lie apart that need not be the same bit for bit (default 5%)",
+                   "SHARE", rerun.share),
+            Option(("--exact",), "bit for bit, also when the job was not launched as deterministic"),
+            Option(("--out",), "save what was run", "FILE", offers="file"),
+            Option(("--yes",), "run code that was not saved from this DTRAIN_HOME"),
+            Option(("--dry-run",), "say what would be run, and what is not as it was"),
+            *COMMON,
+        ),
+        notes="No notebook is needed. Names for --set are assignments below a line '# dtrain: parameters' and options "
+        "of the program's command line.",
+        examples=(
+            "rerun run.dtrain --check", "rerun run.dtrain --job trial-1f2e --set lr=0.1,0.01",
+            "rerun run.dtrain -n 4 --steps 100 --out new.dtrain",
+        ),
     ),
 )  # fmt: skip

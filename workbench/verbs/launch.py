@@ -31,6 +31,7 @@ FIELDS: Final = (
     "startup_timeout",
     "stop_grace",
     "log_limit",
+    "max_steps",
     "checkpoint_dir",
     "checkpoint_keep",
     "checkpoint_keep_every",

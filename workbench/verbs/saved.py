@@ -11,14 +11,11 @@ import msgspec
 from workbench.errors import UsageError
 from workbench.verbs.context import Context
 from workbench.verbs.declare import Arguments, Outcome
-from workbench.verbs.read import seconds
 from workbench.verbs.shown import Text
 from workbench.verbs.story import clock_of
 
 if TYPE_CHECKING:
     from workbench.saved.session import SavedJob, SavedSession
-
-__all__ = ["save", "seconds", "show"]
 
 
 def save(context: Context, args: Arguments) -> Outcome:

@@ -95,6 +95,7 @@ LAUNCH_OPTIONS: Final = (
     Option(("--preload",), "installed modules that the zygote imports as well", "A,B", read.names),
     Option(("--backend",), "gloo, nccl, … (default: nccl where the ranks have GPUs, else gloo)", "NAME"),
     Option(("--master-port",), "the rendezvous port (default: a free one)", "PORT", read.whole),
+    Option(("--max-steps",), "end well after so many optimizer steps", "N", read.count),
     Option(("--seed",), "seed random, numpy and torch of every rank", "N", read.integer),
     Option(
         ("--deterministic",),

@@ -10,6 +10,7 @@ from typing import Final
 
 from workbench.feed import JobSummary, PoolStatus
 from workbench.state import Checkpoint
+from workbench.views.compare import Line
 from workbench.views.job import JobView
 from workbench.views.story import story_lines
 from workbench.views.table import (
@@ -76,6 +77,29 @@ def render_checkpoints(
     if not checkpoints:
         return NO_CHECKPOINT
     return finish(table_lines(checkpoints_table(checkpoints, now), width), width, color=color)
+
+
+def render_lines(lines: Sequence[Line], names: tuple[str, str], width: int = WIDTH) -> str:
+    """A comparison: a line a thing of both runs; notes that do not fit go on below."""
+    table = Table(
+        "",
+        (
+            Column("", False, 0, tuple(line.what for line in lines)),
+            Column(names[0][:28], False, 0, tuple(line.before[:40] for line in lines)),
+            Column(names[1][:28], False, 0, tuple(line.now[:40] for line in lines)),
+            Column("", False, 0, tuple(line.verdict.value for line in lines)),
+        ),
+    )
+    head, *rows = table_lines(table, max(width, 80))
+    widest = max(map(cells, [head, *rows]))
+    room = width - widest - len(GAP)
+    told = [head]
+    for line, row in zip(lines, rows, strict=True):
+        if line.note and cells(line.note) > room:
+            told += [row, *(f"    {part}" for part in textwrap.wrap(line.note, width - 4))]
+        else:
+            told.append(f"{row}{' ' * (widest - cells(row))}{GAP}{line.note}".rstrip())
+    return finish(told, width, color=False)
 
 
 def render_pool(pool: PoolStatus, width: int = WIDTH, *, color: bool = False) -> str:

@@ -100,6 +100,7 @@ class JobEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     is_running: bool = False
     logs: tuple[LogEntry, ...] = ()
     checkpoints: tuple[Checkpoint, ...] = ()
+    contents: dict[int, str] = {}  # by step: a digest of the training state, where its files could be read
     included: tuple[int, ...] = ()  # steps of checkpoints that are in the file
     env_left_out: tuple[str, ...] = ()
     git: GitState | None = None

@@ -1,0 +1,231 @@
+"""Real jobs saved, looked at, and run again: what comes back is what was, and a rerun's losses are the same."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+import workbench as wb
+from tests.integration.conftest import await_phase
+from tests.integration.test_cli_real import dtrain
+from workbench.errors import UsageError
+from workbench.events import OriginRecorded
+from workbench.saved.rerun import Checking, rerun
+from workbench.saved.session import load_session
+from workbench.saved.traces import trace_of
+from workbench.session import Job, Session
+from workbench.state import JobPhase
+from workbench.store.saved.seal import key_path
+
+NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
+TRAIN = """\
+import argparse, helper, torch
+from workbench.training import Run
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--lr", type=float, default=0.1)
+parser.add_argument("--steps", type=int, default=40)
+args = parser.parse_args()
+torch.manual_seed(0)
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=args.lr)
+for step in range(args.steps):
+    loss = helper.loss(model, step)
+    optimizer.zero_grad()
+    loss.backward()
+    Run.current().report(loss=loss, samples=8)
+    optimizer.step()
+print(f"final loss {loss.item():.6f}", flush=True)
+"""
+HELPER = """\
+import torch
+
+def loss(model, step):
+    x = torch.randn(8, 4, generator=torch.Generator().manual_seed(step))
+    return (model(x) - x.sum(1, keepdim=True)).square().mean()
+"""
+CELL = """\
+# dtrain: parameters
+factor = 2
+word = "hello"
+
+import os
+print(word, factor * int(os.environ["RANK"]), flush=True)
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "train.py").write_text(TRAIN)
+    (tmp_path / "helper.py").write_text(HELPER)
+    return tmp_path
+
+
+def trained(session: Session, folder: Path, **options: Any) -> Job:
+    job = session.launch("train.py", cwd=str(folder), nproc_per_node=2, **options)
+    assert job.wait(30) is JobPhase.SUCCEEDED
+    return job
+
+
+def lines_of(result: Any) -> dict[str, str]:
+    (done,) = result.done
+    return {line.what.partition(",")[0]: line.verdict.value for line in done.lines}
+
+
+def test_a_loaded_job_is_the_live_one(session: Session, folder: Path) -> None:
+    job = trained(session, folder, name="look")
+    path = folder / "run.dtrain"
+    session.save(path, [job])
+    with load_session(path) as saved:
+        kept = saved.attach(job.job_id)
+        assert kept.state == job.state
+        assert kept.spec == job.spec
+        assert repr(kept.history()) == repr(job.history())
+        assert kept.timeline == job.timeline
+        assert kept.logs() == job.logs()
+        live, old = (msgspec.to_builtins(one.view()) for one in (job, kept))
+        for moving in ("now", "running_for"):
+            live.pop(moving), old.pop(moving)
+        assert msgspec.json.encode(live) == msgspec.json.encode(old)
+        assert kept.code == {"train.py": TRAIN, "helper.py": HELPER}
+        assert trace_of(kept) == msgspec.structs.replace(trace_of(job))
+
+
+def test_a_rerun_is_the_same_bit_for_bit(session: Session, folder: Path) -> None:
+    job = trained(session, folder)
+    path, again = folder / "run.dtrain", folder / "again.dtrain"
+    session.save(path, [job])
+    done = dtrain("rerun", str(path), "--check", "--exact", "--out", str(again))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "agrees with" in done.stdout and "bit for bit" in done.stdout and "throughput" in done.stdout
+    with load_session(again) as saved:
+        (entry,) = saved.document.jobs
+        assert entry.job_id != job.job_id and entry.phase == "SUCCEEDED"
+    done = dtrain("rerun", str(path), "--check", "--set", "lr=0.3", "--json")
+    assert done.returncode == 1
+    (told,) = json.loads(done.stdout)
+    assert told["is_deviation"] and told["is_well"] and told["settings"] == {"lr": "0.3"}
+
+
+def test_what_was_launched_is_run_though_the_script_has_changed(session: Session, folder: Path) -> None:
+    job = trained(session, folder)
+    path = folder / "run.dtrain"
+    session.save(path, [job])
+    (folder / "helper.py").write_text("raise SystemExit(3)\n")
+    done = dtrain("rerun", str(path), "--check", "--exact")
+    assert "changed or missing here, so what was saved is run: helper.py" in done.stdout
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_steps_and_ranks_may_be_others(session: Session, folder: Path) -> None:
+    job = trained(session, folder)
+    path = folder / "run.dtrain"
+    session.save(path, [job])
+    result = rerun(path, steps=10, check=True, session=session)
+    assert result.is_well and result.jobs[0].view().step == 10
+    assert lines_of(result)["steps"] == "same" and lines_of(result)["loss"] == "same"
+    result = rerun(path, nproc_per_node=1, check=True, session=session)
+    assert result.is_well and result.jobs[0].state.world_size == 1
+    with pytest.raises(UsageError, match="needs 64 slots"):
+        rerun(path, nproc_per_node=64, session=session)
+
+
+def test_a_sweep_of_a_cells_parameters_is_queued(session: Session, tmp_path: Path) -> None:
+    job = session.launch(source=CELL, name="cell", nproc_per_node=2)
+    job.wait(30)
+    path = tmp_path / "cell.dtrain"
+    session.save(path, [job])
+    result = wb.rerun(path, set={"factor": [3, 5], "word": "bye"}, session=session)
+    assert result.is_well
+    assert [one.logs(rank=1) for one in result.jobs] == ["bye 3\n", "bye 5\n"]
+    assert [one.job_id.rpartition("-")[0] for one in result.jobs] == ["cell-factor3-wordbye", "cell-factor5-wordbye"]
+    again = rerun(path, check=Checking(exact=True), session=session)
+    assert again.is_well
+
+
+def test_cells_of_an_interactive_job_run_again_in_order(session: Session, tmp_path: Path) -> None:
+    job = session.launch(interactive=True, nproc_per_node=2, name="cells")
+    await_phase(job, JobPhase.HEALTHY)
+    job.execute("x = 20").answers_or_raise()
+    job.execute("x += 1\nprint('x is', x, flush=True)", ranks=[1]).answers_or_raise()
+    path = tmp_path / "cells.dtrain"
+    session.save(path, [job])  # while it runs
+    job.cancel(force=True)
+    result = rerun(path, session=session)
+    assert result.is_well, result.done[0].reason
+    assert "x is 21" in result.jobs[0].logs(rank=1) and "x is" not in result.jobs[0].logs(rank=0)
+
+
+def test_a_running_job_is_saved_and_a_failing_rerun_is_told(session: Session, tmp_path: Path) -> None:
+    flag = tmp_path / "flag"
+    source = (
+        f"import pathlib, time\nwhile not pathlib.Path({str(flag)!r}).exists(): time.sleep(0.02)\nraise ValueError(1)"
+    )
+    job = session.launch(source=source, name="waits", nproc_per_node=1)
+    await_phase(job, JobPhase.HEALTHY)
+    path = tmp_path / "run.dtrain"
+    session.save(path, [job])
+    flag.write_text("")
+    assert job.exception(30) is not None
+    with load_session(path) as saved:
+        assert saved.document.jobs[0].is_running and saved.attach("waits").phase is JobPhase.HEALTHY
+    done = dtrain("rerun", str(path))
+    assert done.returncode == 1
+    assert "it was still running when it was saved" in done.stdout and "ValueError: 1" in done.stdout
+
+
+def test_code_of_others_runs_only_with_consent(session: Session, folder: Path) -> None:
+    job = trained(session, folder)
+    path = folder / "run.dtrain"
+    session.save(path, [job])
+    with load_session(path) as saved:
+        assert saved.is_ours
+    kept = key_path().read_bytes()
+    key_path().write_bytes(bytes(32))  # as if it had been saved elsewhere
+    try:
+        known = session.job_ids()
+        with pytest.raises(UsageError, match="--yes"):
+            rerun(path, session=session)
+        assert session.job_ids() == known
+        assert rerun(path, yes=True, session=session).is_well
+    finally:
+        key_path().write_bytes(kept)
+
+
+def test_what_is_missing_is_said_before_anything_starts(session: Session, folder: Path) -> None:
+    (folder / "helper.py").write_text("try:\n    import no_such_package_x\nexcept ImportError: pass\n" + HELPER)
+    job = trained(session, folder)
+    path = folder / "run.dtrain"
+    session.save(path, [job])
+    known = session.job_ids()
+    done = dtrain("rerun", str(path), "--check")
+    assert done.returncode == 2 and "no_such_package_x is not installed" in done.stderr
+    assert session.job_ids() == known
+
+
+def test_the_quickstarts_job_is_a_regression_test_of_itself(session: Session, tmp_path: Path) -> None:
+    """As in CI: `dtrain rerun quickstart.dtrain --check`."""
+    for name in ("digits.py", "digits_reported.py"):
+        shutil.copy(NOTEBOOKS / name, tmp_path / name)
+    job = session.launch(
+        "digits_reported.py", args=["--epochs", "3"], cwd=str(tmp_path), nproc_per_node=2, checkpoint_every=50, seed=0
+    )
+    job.wait(50)
+    path = tmp_path / "quickstart.dtrain"
+    session.save(path, [job])
+    result = rerun(path, check=Checking(exact=True), session=session)
+    told = lines_of(result)
+    assert result.is_well, result.done[0].lines
+    assert {told[what] for what in ("end", "steps", "loss", "printed accuracy")} == {"same"}
+    assert any(what.startswith("state at step") and verdict == "same" for what, verdict in told.items())
+
+
+def test_every_launch_records_its_origin(session: Session, folder: Path) -> None:
+    job = trained(session, folder)
+    (event,) = [event for event in job.events() if isinstance(event, OriginRecorded)]
+    assert [source.path for source in event.origin.sources] == ["train.py", "helper.py"]

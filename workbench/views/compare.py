@@ -1,0 +1,311 @@
+"""Two runs beside each other: are the losses the same, bit for bit or nearly, and was it as fast? Pure.
+
+Bit for bit is asked of a rerun whose job was deterministic (or when the caller asks); else a curve agrees when the
+means of its parts (`PARTS` of equal length) lie within a tolerance of each other, relative to the saved one but at
+least to `FLOOR` of its largest: floating point that sums in another order drifts apart, and single steps say little.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+import re
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import msgspec
+
+from workbench.spec import JobSpec
+from workbench.state import JobPhase
+
+PARTS: Final = 20
+FLOOR: Final = 0.05
+TOLERANCE: Final = 0.05
+WARM_UP: Final = 0.1  # of the steps, which throughput is not taken of
+_NUMBER: Final = re.compile(
+    r"(?<![\w.])(?P<name>(?:[a-z]+[ _-])?(?:loss|accuracy|acc|perplexity|ppl|error|score|auc|f1))\b\s*[:=]?\s*"
+    r"(?P<value>[-+]?(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?|nan|inf)",
+    re.IGNORECASE,
+)
+_FINAL: Final = ("accuracy", "acc", "score", "auc", "f1", "perplexity", "ppl", "error")
+
+
+class Trace(msgspec.Struct, frozen=True, kw_only=True):
+    """What of a run is compared. `losses` and `durations` (s) by rank, then step; `printed`: numbers of rank 0's
+    output by name, in order; `states`: digests of training states by step.
+    """
+
+    name: str
+    spec: JobSpec
+    phase: JobPhase
+    reason: str
+    world_size: int
+    last_step: int = 0
+    losses: dict[int, dict[int, float]] = {}
+    durations: dict[int, dict[int, float]] = {}
+    samples: dict[int, dict[int, float]] = {}
+    printed: dict[str, tuple[float, ...]] = {}
+    states: dict[int, str] = {}
+    failures: tuple[str, ...] = ()
+    packages: dict[str, str] = {}
+
+
+class Verdict(enum.Enum):
+    """How a line of a comparison came out; the value is what a person reads."""
+
+    SAME = "same"
+    NEAR = "near"
+    DIFFERS = "DIFFERS"
+    TOLD = ""  # for information
+
+    @property
+    def is_deviation(self) -> bool:
+        return self is Verdict.DIFFERS
+
+
+class Line(msgspec.Struct, frozen=True, kw_only=True):
+    """One thing of both runs, as text, and what comes of it."""
+
+    what: str
+    before: str
+    now: str
+    verdict: Verdict
+    note: str = ""
+
+
+def printed_numbers(text: str) -> dict[str, tuple[float, ...]]:
+    """`loss 0.12`, `accuracy: 97.5%` and the like, by name in small letters."""
+    found: dict[str, list[float]] = {}
+    for match in _NUMBER.finditer(text):
+        found.setdefault(re.sub(r"[ -]", "_", match["name"].lower()), []).append(float(match["value"]))
+    return {name: tuple(values) for name, values in found.items()}
+
+
+def check(before: Trace, now: Trace, *, tolerance: float = TOLERANCE, exact: bool = False) -> list[Line]:
+    """A rerun held against the saved run. A `DIFFERS` is a deviation."""
+    is_exact = exact or (before.spec.deterministic and before.world_size == now.world_size)
+    limit = now.spec.max_steps if 0 < now.spec.max_steps < before.last_step else None
+    lines = [_ends(before, now), _steps(before, now, limit), _losses(before, now, tolerance, is_exact)]
+    if before.world_size != now.world_size:
+        ranks = _line("ranks", before.world_size, now.world_size, Verdict.TOLD, "losses are those of other batches")
+        lines.insert(1, ranks)
+    lines += _printed(before, now, tolerance, is_exact, is_short=limit is not None)
+    lines += _states(before, now, is_exact)
+    return [*lines, throughput_line(before, now)]
+
+
+def _line(what: str, before: object, now: object, verdict: Verdict, note: str = "") -> Line:
+    return Line(what=what, before=str(before), now=str(now), verdict=verdict, note=note)
+
+
+def _ends(before: Trace, now: Trace) -> Line:
+    is_well = now.phase is JobPhase.SUCCEEDED or now.phase is before.phase
+    verdict = Verdict.SAME if now.phase is before.phase else Verdict.TOLD if is_well else Verdict.DIFFERS
+    return _line("end", before.phase.value, now.phase.value, verdict, "" if is_well else now.reason)
+
+
+def _steps(before: Trace, now: Trace, limit: int | None) -> Line:
+    wanted = limit or before.last_step
+    verdict = Verdict.SAME if now.last_step == wanted else Verdict.DIFFERS
+    note = f"ended after {limit} on purpose" if limit else ""
+    if before.world_size != now.world_size or before.phase is not JobPhase.SUCCEEDED:
+        verdict = Verdict.SAME if now.last_step == wanted else Verdict.TOLD
+    return _line("steps", before.last_step, now.last_step, verdict, note)
+
+
+# --- losses -----------------------------------------------------------------------------------------------------------
+
+
+def _losses(before: Trace, now: Trace, tolerance: float, exact: bool) -> Line:
+    old, new = _common(before, now)
+    if not old:
+        why = "neither run reported one" if not before.losses and not now.losses else "no step has one in both runs"
+        verdict = Verdict.DIFFERS if before.losses and before.phase is JobPhase.SUCCEEDED else Verdict.TOLD
+        return _line("loss", "–", "–", verdict, f"{why}: see Run.report")
+    ends = f"{old[-1]:.6g}", f"{new[-1]:.6g}"
+    return _line(f"loss, {len(old):,} steps", *ends, *judge(old, new, tolerance, exact))
+
+
+def _common(before: Trace, now: Trace) -> tuple[list[float], list[float]]:
+    """Losses of the steps that both runs have, by rank and step where the ranks are the same, else means by step."""
+    if before.world_size == now.world_size:
+        keys = [
+            (rank, step)
+            for rank in sorted(before.losses.keys() & now.losses.keys())
+            for step in sorted(before.losses[rank].keys() & now.losses[rank].keys())
+        ]
+        return [before.losses[r][s] for r, s in keys], [now.losses[r][s] for r, s in keys]
+    old, new = curve(before), curve(now)
+    steps = sorted(old.keys() & new.keys())
+    return [old[step] for step in steps], [new[step] for step in steps]
+
+
+def curve(trace: Trace) -> dict[int, float]:
+    """The mean loss of the ranks that reported one, by step, in order."""
+    by_step: dict[int, list[float]] = {}
+    for losses in trace.losses.values():
+        for step, loss in losses.items():
+            by_step.setdefault(step, []).append(loss)
+    return {step: sum(values) / len(values) for step, values in sorted(by_step.items())}
+
+
+def judge(old: Sequence[float], new: Sequence[float], tolerance: float, exact: bool) -> tuple[Verdict, str]:
+    """Whether two series of one length agree, and in which words."""
+    at = next((k for k, (a, b) in enumerate(zip(old, new, strict=True)) if a != b and not (a != a and b != b)), None)
+    if at is None:
+        return Verdict.SAME, "bit for bit"
+    where = f"from value {at + 1:,} on"
+    if exact:
+        return Verdict.DIFFERS, f"{where}: {old[at]!r}, now {new[at]!r}"
+    worst = deviation(old, new)
+    apart = f"at most {worst:.1%} apart" if worst <= 1 else "more than 100% apart"
+    return (Verdict.NEAR if worst <= tolerance else Verdict.DIFFERS), f"{apart}, {where}; allowed {tolerance:.1%}"
+
+
+def deviation(old: Sequence[float], new: Sequence[float]) -> float:
+    """How far the parts of two series lie apart at most; inf when one of them is not finite where the other is."""
+    pairs = list(zip(old, new, strict=True))
+    scale = FLOOR * max((abs(a) for a, _ in pairs if math.isfinite(a)), default=0.0)
+    size = max(1, math.ceil(len(pairs) / PARTS))
+    worst = 0.0
+    for start in range(0, len(pairs), size):
+        part = pairs[start : start + size]
+        a, b = (statistics.fmean(side) for side in zip(*part, strict=True))
+        if math.isfinite(a) and math.isfinite(b):
+            base = max(abs(a), scale)
+            worst = max(worst, abs(a - b) / base if base else (0.0 if a == b else math.inf))
+        elif not (a == b or (a != a and b != b)):
+            return math.inf
+    return worst
+
+
+# --- what was printed, what was saved ---------------------------------------------------------------------------------
+
+
+def _printed(before: Trace, now: Trace, tolerance: float, exact: bool, *, is_short: bool) -> list[Line]:
+    lines = []
+    for name, old in before.printed.items():
+        new = now.printed.get(name, ())
+        is_final = name.split("_")[-1] in _FINAL
+        ends = (f"{old[-1]:.6g}", f"{new[-1]:.6g}") if new else (f"{old[-1]:.6g}", "–")
+        count = min(len(old), len(new))
+        if is_short and (is_final or not new):
+            continue  # it is of another moment of the training
+        if len(old) != len(new) and not is_short:
+            note = f"{len(old)} times, now {len(new)}"
+            lines.append(_line(f"printed {name}", *ends, Verdict.DIFFERS, note))
+            continue
+        verdict, note = judge(old[:count], new[:count], tolerance, exact)
+        note = f"as printed, {count} times" if verdict is Verdict.SAME else note
+        lines.append(_line(f"printed {name}", *ends, verdict, note))
+    return lines
+
+
+def _states(before: Trace, now: Trace, exact: bool) -> list[Line]:
+    """The newest training state that both have saved."""
+    steps = sorted(before.states.keys() & now.states.keys())
+    if not steps:
+        return []
+    old, new = before.states[steps[-1]], now.states[steps[-1]]
+    is_seeded = before.spec.seed is not None  # else random states, which are part of it, begin differently
+    worse = Verdict.DIFFERS if exact and is_seeded else Verdict.TOLD
+    why = "" if is_seeded else ": it holds random states, and the job had no --seed"
+    verdict, note = (Verdict.SAME, "bit for bit") if old == new else (worse, f"not bit for bit{why}")
+    return [_line(f"state at step {steps[-1]}", old[:12], new[:12], verdict, note)]
+
+
+# --- speed ------------------------------------------------------------------------------------------------------------
+
+
+def throughput_line(before: Trace, now: Trace) -> Line:
+    """The ratio with its noise; never a deviation: other things may run on the machine."""
+    old, new = rate(before), rate(now)
+    if old is None or new is None:
+        return _line("throughput", "–", "–", Verdict.TOLD, "too few steps")
+    ratio = new[0] / old[0]
+    noise = ratio * math.hypot(old[1] / old[0], new[1] / new[0])
+    word = "no difference beyond the noise" if abs(ratio - 1) <= 2 * noise else "faster" if ratio > 1 else "slower"
+    note = f"ratio {ratio:.2f} ± {noise:.2f}, {word}"
+    unit = "samples/s" if old[2] and new[2] else "steps/s"
+    return _line("throughput", f"{old[0]:,.4g} {unit}", f"{new[0]:,.4g} {unit}", Verdict.TOLD, note)
+
+
+def rate(trace: Trace) -> tuple[float, float, bool] | None:
+    """`(rate, its standard error, whether it is samples/s)` of the steps after the warm-up; None of too few steps.
+
+    The error is told by how much the means of `PARTS` stretches differ: neighbouring steps are slow together.
+    """
+    steps = sorted({step for durations in trace.durations.values() for step in durations})
+    steps = steps[int(len(steps) * WARM_UP) :]
+    if len(steps) < 2 * PARTS:
+        return None
+    has_samples = any(sum(by_step.values()) > 0 for by_step in trace.samples.values())
+    size = len(steps) // PARTS
+    rates = [_stretch(trace, steps[k * size : (k + 1) * size], has_samples) for k in range(PARTS)]
+    known = [value for value in rates if value > 0]
+    if len(known) < 3:
+        return None
+    mean = statistics.fmean(known)
+    return mean, statistics.stdev(known) / math.sqrt(len(known)), has_samples
+
+
+def _stretch(trace: Trace, steps: Sequence[int], has_samples: bool) -> float:
+    """Of all ranks together, over the time of the mean rank."""
+    time = work = 0.0
+    for rank, durations in trace.durations.items():
+        time += sum(durations.get(step, 0.0) for step in steps)
+        samples = trace.samples.get(rank, {})
+        work += sum(samples.get(step, 0.0) for step in steps) if has_samples else len(steps) / trace.world_size
+    return trace.world_size * work / time if time > 0 else 0.0
+
+
+# --- configuration ----------------------------------------------------------------------------------------------------
+
+
+def compare(a: Trace, b: Trace) -> list[Line]:
+    """Two runs of any kind: what was asked for differently, how they went. Nothing of it is a deviation."""
+    lines = [*differing_fields(a.spec, b.spec), *_differing_packages(a.packages, b.packages)]
+    lines += [_told(_ends(a, b)), _told(_steps(a, b, None))]
+    if _common(a, b)[0]:
+        lines.append(_told(_losses(a, b, TOLERANCE, exact=False)))
+    else:
+        last, other = (f"{list(curve(t).values())[-1]:.6g}" if t.losses else "–" for t in (a, b))
+        lines.append(_line("last loss", last, other, Verdict.TOLD))
+    for name in dict.fromkeys([*a.printed, *b.printed]):
+        last, other = (f"{t.printed[name][-1]:.6g}" if name in t.printed else "–" for t in (a, b))
+        lines.append(_line(f"printed {name}, last", last, other, Verdict.TOLD))
+    failures = _line(
+        "failures", len(a.failures), len(b.failures), Verdict.TOLD, "; ".join([*a.failures, *b.failures])[:200]
+    )
+    return [*lines, *map(_told, _states(a, b, exact=False)), throughput_line(a, b), failures]
+
+
+def _told(line: Line) -> Line:
+    is_same = line.verdict is Verdict.SAME
+    return msgspec.structs.replace(line, verdict=Verdict.SAME if is_same else Verdict.TOLD)
+
+
+def differing_fields(a: JobSpec, b: JobSpec) -> list[Line]:
+    """Fields of the specs that are not the same; of texts only that they differ."""
+    lines = []
+    for name in JobSpec.__struct_fields__:
+        old, new = getattr(a, name), getattr(b, name)
+        if old != new and name not in ("cwd", "name"):
+            is_text = name in ("source", "payload")
+            shown = ("a program", "another one") if is_text else (_shown(old), _shown(new))
+            lines.append(_line(name, *shown, Verdict.TOLD))
+    return lines
+
+
+def _differing_packages(a: Mapping[str, str], b: Mapping[str, str]) -> list[Line]:
+    if not a or not b:
+        return []
+    names = sorted(name for name in a.keys() | b.keys() if a.get(name) != b.get(name))
+    return [_line(f"package {name}", a.get(name, "–"), b.get(name, "–"), Verdict.TOLD) for name in names[:12]]
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, enum.Enum):
+        return str(value.value)
+    return " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
