@@ -68,10 +68,12 @@ def _document(manifest: Manifest) -> dict[str, Any]:
 
 
 def content_digest(manifest: Manifest) -> str:
-    """32 hexadecimal digits over what the training state is made of: equal states of two runs have equal ones.
+    """Equal for equal training states of two runs: `tensors:` and the proof of the tensors where the manifest has it.
 
-    torch's own `.metadata` holds what differs from save to save.
+    Else over the files, which hold random states as well; torch's own `.metadata` has what differs from save to save.
     """
+    if manifest.proof:
+        return f"tensors:{manifest.proof}"
     tensors = sorted((name, *record) for name, record in manifest.files.items() if not name.startswith("."))
     return hashlib.sha256(json.dumps([manifest.world_size, tensors]).encode()).hexdigest()[:32]
 
