@@ -252,7 +252,7 @@ def test_completion_is_ours_and_nothing_else(shell: InteractiveShell, session: F
     assert completions(shell, "%dtrain la") == ["launch"]
     assert completions(shell, "%dtrain launch --nproc") == ["--nproc-per-node"]
     assert completions(shell, "%dtrain status ") == ["old-1", "cells-1"]
-    assert completions(shell, "job = %dtrain launch --ma") == ["--max-restarts", "--master-port"]
+    assert completions(shell, "job = %dtrain launch --ma") == ["--max-restarts", "--master-port", "--max-steps"]
     offered = completions(shell, "%%dtrain ", "import os")
     assert offered[-1] == "launch"
     assert set(offered[:-1]) == {"--rank", "--ranks", "--job", "--pool", "--address", "--quiet", "--help"}
