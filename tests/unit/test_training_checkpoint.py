@@ -7,6 +7,8 @@ import os
 import pickle
 import random
 import threading
+import zipfile
+import zlib
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -416,3 +418,31 @@ def seeded() -> Iterator[None]:
     torch.manual_seed(0)
     random.seed(0)
     yield
+
+
+def test_the_programs_own_files_are_summed_by_torch_as_ever(rank: Rank, tmp_path: Path) -> None:
+    """Ours leave that out, as they have a sum of the whole; only in the thread that writes them."""
+
+    def crcs(path: Path) -> set[int]:
+        with zipfile.ZipFile(path) as file:
+            return {one.CRC for one in file.infolist()}
+
+    weight = torch.randn(300_000)
+    with files._summed_once():
+        thread = threading.Thread(target=torch.save, args=(weight, tmp_path / "meanwhile.pt"))
+        thread.start()
+        thread.join()
+    rank.save({"model": nn.Linear(600, 600)}, 1)
+    torch.save(weight, tmp_path / "after.pt")
+    for name in ("meanwhile.pt", "after.pt"):
+        assert zlib.crc32(weight.numpy().tobytes()) in crcs(tmp_path / name)
+
+
+def test_what_is_summed_in_another_thread_is_summed_right(rank: Rank) -> None:
+    """A large tensor, and what is written around it."""
+    path = rank.save({"model": nn.Linear(600, 600)}, 1)
+    found = catalogue.look(path)
+    assert found.manifest is not None
+    assert max(record.size for record in found.manifest.files.values()) > files.LARGE
+    for name, record in found.manifest.files.items():
+        assert zlib.crc32((path / name).read_bytes()) == record.crc

@@ -14,6 +14,8 @@ import pickle
 import warnings
 import zlib
 from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, Final
 
@@ -31,6 +33,7 @@ from workbench.training.states import Path as TreePath
 from workbench.training.states import Tree, UnfitError, set_leaf
 
 BUFFER: Final = 1048576
+LARGE: Final = 262144  # bytes from which on it pays to have another thread sum them
 # What a `.metadata` may name; a dtype besides.
 NAMED: Final = {
     ("pathlib", "PosixPath"),
@@ -60,8 +63,26 @@ def write(tree: Tree, folder: Path, *, group: Any) -> dict[str, FileRecord]:
     """
     writer = _Writer(folder)
     silence_torch()
-    save(tree, storage_writer=writer, planner=_SavePlanner(), process_group=group, no_dist=group is None)
+    with _summed_once(), writer.files:
+        save(tree, storage_writer=writer, planner=_SavePlanner(), process_group=group, no_dist=group is None)
     return writer.files.records
+
+
+def _summed_once() -> contextlib.AbstractContextManager[object]:
+    """In this thread torch leaves out its own CRC of each tensor: it takes as long as ours, and nobody looks at it.
+
+    Where it would do so in all threads it is left alone: what the program saves is as ever.
+    """
+    try:
+        from torch.utils.serialization import config
+
+        known: Any = config._config["save.compute_crc32"]  # type: ignore[attr-defined]
+        if isinstance(known.user_override, ContextVar):
+            patch: contextlib.AbstractContextManager[object] = config.patch("save.compute_crc32", False)  # type: ignore[attr-defined]
+            return patch
+    except (ImportError, AttributeError, KeyError):  # an older torch
+        pass
+    return contextlib.nullcontext()
 
 
 def silence_torch() -> None:
@@ -77,6 +98,21 @@ class _Files(FileSystem):
     def __init__(self) -> None:
         self.records: dict[str, FileRecord] = {}
         self.error: OSError | None = None
+        self._summer = ThreadPoolExecutor(1, "dtrain-sums")
+
+    def __enter__(self) -> _Files:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._summer.shutdown()
+
+    def sum(self, data: Any, before: int) -> Future[int]:
+        """Begin to sum this, while it is written; its memory is to stay until that is done."""
+        if len(data) >= LARGE:
+            return self._summer.submit(zlib.crc32, data, before)
+        done: Future[int] = Future()
+        done.set_result(zlib.crc32(data, before))
+        return done
 
     @contextlib.contextmanager
     def create_stream(self, path: Any, mode: str) -> Iterator[Any]:
@@ -110,12 +146,14 @@ class _Summed(io.RawIOBase):
         return True
 
     def write(self, data: Any) -> int:
+        summed = self._files.sum(data, self.crc)
         try:
             count: int = self._file.write(data)
         except OSError as error:  # torch's writer, in C++, makes something else of it
             self._files.error = self._files.error or error
             raise
-        self.crc = zlib.crc32(data, self.crc)
+        finally:
+            self.crc = summed.result()
         self.size += count
         return count
 
