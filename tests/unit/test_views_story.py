@@ -93,6 +93,14 @@ def test_numbers() -> None:
     assert numbers_line(story.timeline()) == "goodput 100 % · ETTR 98.5 %"
 
 
+def test_what_a_script_loads_by_itself_makes_its_losses_a_bound() -> None:
+    """Its counter begins at 0 in each attempt, and its own checkpoint may have had all but a step."""
+    alone = [*launched(), *killed(5.0, 1), began(5.6, 1, 1)]
+    lines = story_lines(timeline_of(alone, now=9.0), clock)
+    assert lines[0].endswith("back after 0.6 s, up to 10 steps lost")
+    assert lines[-1].endswith("1 restart · up to 10 steps lost")
+
+
 # --- where it is shown ------------------------------------------------------------------------------------------------
 
 

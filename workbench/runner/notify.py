@@ -163,7 +163,7 @@ def run(command: str, body: bytes, environ: Mapping[str, str]) -> None:
     )
     with process:
         try:
-            said, _ = process.communicate(body, timeout=RUN)
+            said, _ = process.communicate(body + b"\n", timeout=RUN)  # a line of its own, where it is appended
         except subprocess.TimeoutExpired:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)  # what it has started as well: they hold its output open

@@ -184,7 +184,7 @@ VERBS: Final[tuple[Verb, ...]] = (
         "timeline", "show a job's attempts, failures and recoveries, what every rank did when", story.timeline,
         operands=(JOB,), options=COMMON, examples=("timeline", "timeline train-1f2e --json"),
         notes="goodput: time of steps that count / time since the first step began. ETTR: the same time / all "
-        "time since the job was submitted.",
+        "time since the job was submitted. Steps that a script has back from a checkpoint of its own count as lost.",
     ),
     Verb(
         "attach", "make a job the current one; in a shell show all its output, then what comes", output.attach,

@@ -10,7 +10,7 @@ from itertools import pairwise
 from typing import Final
 
 from workbench.state import JobPhase
-from workbench.views.spans import Attempt, Timeline
+from workbench.views.spans import Attempt, MarkKind, Timeline
 from workbench.views.table import Column, Table
 from workbench.views.wording import NOTHING, count, percent, plural, span
 
@@ -45,14 +45,25 @@ def earlier_lines(timeline: Timeline, most: int = TOLD) -> list[str]:
 def numbers_line(timeline: Timeline) -> str:
     """Goodput, ETTR, restarts and lost steps; empty while there is nothing of it."""
     goodput, restarts = timeline.goodput, len(timeline.attempts) - 1 + timeline.earlier
+    least = "at least " if timeline.lost_steps and _is_bound(timeline) else ""
     parts = []
     if goodput.goodput is not None:
-        parts.append(f"goodput {_share(goodput.goodput)}")
+        parts.append(f"goodput {least}{_share(goodput.goodput)}")
     if goodput.ettr is not None:
-        parts.append(f"ETTR {_share(goodput.ettr)}")
+        parts.append(f"ETTR {least}{_share(goodput.ettr)}")
     if restarts:
-        parts += [plural(restarts, "restart"), f"{plural(timeline.lost_steps, 'step')} lost"]
+        parts += [plural(restarts, "restart"), _lost(timeline.lost_steps, timeline)]
     return " · ".join(parts)
+
+
+def _is_bound(timeline: Timeline) -> bool:
+    """Whether steps are counted from 0 in each attempt: what a script loads by itself nobody else knows."""
+    is_kept = any(mark.kind is MarkKind.SAVED for mark in timeline.marks)
+    return not is_kept and all(attempt.resumed_step is None for attempt in timeline.attempts)
+
+
+def _lost(steps: int, timeline: Timeline) -> str:
+    return f"{'up to ' if steps and _is_bound(timeline) else ''}{plural(steps, 'step')} lost"
 
 
 def _share(share: float) -> str:
@@ -88,7 +99,7 @@ def _decision(attempt: Attempt, following: Attempt) -> str:
 
 
 def _came_back(attempt: Attempt, following: Attempt, timeline: Timeline) -> str:
-    lost = f", {plural(attempt.lost_steps, 'step')} lost" if attempt.lost_steps is not None else ""
+    lost = f", {_lost(attempt.lost_steps, timeline)}" if attempt.lost_steps is not None else ""
     if attempt.time_to_recover is not None:
         return f"back after {span(attempt.time_to_recover)}{lost}"
     if following.began_at is not None:
