@@ -1,0 +1,146 @@
+"""Every panel in a real browser, over jobs that never ran (`scenes`): drawn, readable, operable, without an error."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from lab import wait_for
+from playwright.sync_api import Browser
+from test_dashboard_tab import Reader
+from workbench_widgets import tab as tab_module
+from workbench_widgets.tab import Tab
+
+SCENES = Path(__file__).parent / "scenes.py"
+# Text against what lies behind it (WCAG: 4.5), names of controls, captions and scopes of tables; through shadow roots.
+AUDIT = """
+() => {
+  const found = [], all = [];
+  const walk = root => {
+    for (const e of root.querySelectorAll('*')) { all.push(e); if (e.shadowRoot) walk(e.shadowRoot); } };
+  walk(document);
+  const rgb = text => { const m = text.match(/rgba?\\(([^)]+)\\)/); return m ? m[1].split(',').map(Number) : null; };
+  const light = c => { const f = v => (v /= 255) <= .03928 ? v / 12.92 : ((v + .055) / 1.055) ** 2.4;
+    return .2126 * f(c[0]) + .7152 * f(c[1]) + .0722 * f(c[2]); };
+  const behind = e => { for (let n = e; n; n = n.parentNode || n.host) if (n instanceof Element) {
+    const c = rgb(getComputedStyle(n).backgroundColor); if (c && (c.length < 4 || c[3] > .99)) return c; }
+    return [255, 255, 255]; };
+  for (const e of all) {
+    if (!e.checkVisibility || !e.checkVisibility()) continue;
+    const text = [...e.childNodes].filter(n => n.nodeType === 3).map(n => n.data.trim()).join('');
+    if (text && !['STYLE', 'SCRIPT', 'OPTION'].includes(e.nodeName)) {
+      const [a, b] = [light(rgb(getComputedStyle(e).color)), light(behind(e))];
+      const contrast = (Math.max(a, b) + .05) / (Math.min(a, b) + .05);
+      if (contrast < 4.5) found.push(`contrast ${contrast.toFixed(2)}: ${text.slice(0, 40)}`);
+    }
+    if (['BUTTON', 'INPUT', 'SELECT', 'A'].includes(e.nodeName)) {
+      const label = e.labels && e.labels[0] ? e.labels[0].innerText : '';
+      const name = e.getAttribute('aria-label') || e.innerText || e.title || label;
+      if (!name || !name.trim()) found.push('no name: ' + e.outerHTML.slice(0, 100));
+    }
+    if (e.nodeName === 'TABLE' && !e.caption) found.push('no caption: ' + e.innerText.slice(0, 40));
+    if (e.nodeName === 'TH' && !e.scope) found.push('no scope: ' + e.innerText);
+    const isImage = e.getAttribute('role') === 'img';
+    if (isImage && !e.getAttribute('aria-label')) found.push('no text: ' + e.outerHTML.slice(0, 80));
+  }
+  return [...new Set(found)];
+}
+"""
+COLOURS = """
+name => {  // how many different colours the chart of that name shows
+  const seen = new Set(), walk = root => { for (const e of root.querySelectorAll('*')) {
+    if (e.shadowRoot) walk(e.shadowRoot);
+    if (e.nodeName === 'CANVAS' && e.closest('.bk-layer, div') && e.width > 50) {
+      const data = e.getContext('2d').getImageData(0, 0, e.width, e.height).data;
+      for (let k = 0; k < data.length; k += 4 * 97) seen.add(data[k] + ',' + data[k + 1] + ',' + data[k + 2]);
+    } } };
+  walk(document.querySelector(`section[aria-label="${name}"]`));
+  return seen.size;
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def tab() -> Iterator[Tab]:
+    """The pages of all scenes, on a port."""
+    with tempfile.TemporaryDirectory(prefix="dt-scenes-") as folder, pytest.MonkeyPatch.context() as patch:
+        socket = Path(folder) / "s.sock"
+        process = subprocess.Popen([sys.executable, str(SCENES), str(socket)], stderr=subprocess.DEVNULL)
+        patch.setattr(tab_module, "socket_path", lambda home: socket)
+        try:
+            yield tab_module.open_tab(Path(folder))
+        finally:
+            process.terminate()
+            process.wait(20)
+
+
+@pytest.fixture
+def reader(browser: Browser) -> Iterator[Reader]:
+    made = Reader(browser)
+    yield made
+    errors, foreign = made.errors, made.foreign
+    made.close()
+    assert errors == [] and foreign == []
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("scene", ["small", "large", "failed", "hung", "empty"])
+def test_a_scene_is_drawn_and_can_be_read(reader: Reader, tab: Tab, scene: str, theme: str) -> None:
+    reader.open(tab.link(scene).replace("?", f"?theme={theme}&"))
+    if scene != "empty":
+        wait_for(
+            lambda: reader.page.evaluate(COLOURS, "Ranks over time") > 10, "the heatmap has colours", 30, every=0.3
+        )
+    assert reader.page.evaluate(AUDIT) == []
+    reader.shot(f"panels-{scene}-{theme}")
+
+
+def test_a_zoom_lets_all_charts_stand_still(reader: Reader, tab: Tab) -> None:
+    reader.open(tab.link("small"))
+    chart = reader.page.locator("section[aria-label=Throughput] canvas").first
+    chart.scroll_into_view_if_needed()
+    box = chart.bounding_box()
+    assert box is not None
+    middle = box["y"] + box["height"] / 2
+    reader.page.mouse.move(box["x"] + box["width"] * 0.4, middle)
+    reader.page.mouse.down()
+    reader.page.mouse.move(box["x"] + box["width"] * 0.7, middle, steps=6)
+    reader.page.mouse.up()
+    reader.page.get_by_text("the job goes on").wait_for(timeout=10_000)
+    ranges = "() => [...new Set(Bokeh.documents[0].all_models ? [...Bokeh.documents[0].all_models].filter(m => "
+    ranges += "m.type === 'Range1d' && m.start > 5).map(m => Math.round(m.start)) : [])]"
+    assert len(reader.page.evaluate(ranges)) >= 1
+    reader.page.get_by_role("button", name="Go on").click()
+    reader.page.get_by_role("button", name="Pause").wait_for(timeout=10_000)
+
+
+def test_a_place_in_the_heatmap_chooses_rank_and_step(reader: Reader, tab: Tab) -> None:
+    reader.open(tab.link("small"))
+    wait_for(lambda: reader.page.evaluate(COLOURS, "Ranks over time") > 10, "the heatmap has colours", 30, every=0.3)
+    chart = reader.page.locator("section[aria-label='Ranks over time'] canvas").first
+    chart.scroll_into_view_if_needed()
+    box = chart.bounding_box()
+    assert box is not None
+    reader.page.mouse.click(box["x"] + box["width"] * 0.8, box["y"] + box["height"] * 0.55)
+    wait_for(lambda: "rank" in reader.where() and "step" in reader.where(), "the address says which", 10)
+    rank = reader.where()["rank"][0]
+    pressed = reader.page.get_by_role("button", name=f"rank {rank}", exact=True).first
+    wait_for(lambda: pressed.get_attribute("aria-pressed") == "true", "the table of ranks shows it", 10)
+    assert reader.page.get_by_label("ranks", exact=True).input_value() == rank
+
+
+def test_what_is_coloured_and_which_events(reader: Reader, tab: Tab) -> None:
+    reader.open(tab.link("failed"))
+    reader.page.get_by_label("what is coloured").select_option("1")
+    reader.page.get_by_label("which events").select_option("1")
+    events = reader.page.locator("section[aria-label=Events] .events")
+    wait_for(lambda: "failure detected" in events.inner_text() and "launched" not in events.inner_text(), "trouble", 10)
+    reader.page.get_by_label("whose loss").select_option("1")
+    reader.page.get_by_label("what is charted").select_option("rss")
+    reader.page.get_by_text("GB over time since the start").wait_for(timeout=10_000)
+    reader.page.get_by_role("button", name="Resume from the newest checkpoint").click()
+    reader.page.get_by_text("was asked for").wait_for(timeout=10_000)
