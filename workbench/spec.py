@@ -87,6 +87,9 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     consistency_budget: float = 0.02  # of a step's time
     on_mismatch: MismatchPolicy = MismatchPolicy.WARN
     max_steps: int = 0  # optimizer steps after which the job has done enough; 0: when its program ends
+    check_reduce: bool = False  # checksums with each all-reduce of DDP, done again when it went wrong
+    bitwise: bool = False  # the same in a collective of their own: training stays as it is, bit for bit
+    exact_reduce: int = 0  # all-reduces of integers of 32 or 64 bits, which no order of ranks changes; 0: no
     seed: int | None = None
     deterministic: bool = False
     log_limit: int = 512 * 2**20
@@ -211,6 +214,11 @@ def _complaints(spec: JobSpec) -> list[tuple[bool, str, str]]:
             "give a share of a step's time, such as 0.02",
         ),
         (spec.max_steps < 0, f"max_steps is {spec.max_steps}", "give steps, 0 for no limit"),
+        (
+            spec.exact_reduce not in (0, 32, 64),
+            f"exact_reduce is {spec.exact_reduce}",
+            "give 32 or 64, the bits of an integer, or 0 for none",
+        ),
         (spec.log_limit < 2**16, f"log_limit is {spec.log_limit} bytes", "give at least 65536"),
         (
             any(not key or "=" in key for key in spec.env),

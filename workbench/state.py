@@ -113,6 +113,9 @@ class Compared(enum.Enum):
     GRADIENTS = "gradients"
     DATA = "data"
     SCALE = "scale"  # a GradScaler's
+    REDUCE = "reduce"  # what an all-reduce gave, with what was sent into it
+    SHARDS = "shards"  # parameters that fully_shard keeps in parts, before it parts them
+    GATHERED = "gathered"  # the same, put together for a forward
 
 
 class Side(msgspec.Struct, frozen=True, array_like=True):
@@ -156,6 +159,9 @@ class Mismatch(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     is_wrapped: bool = True  # by DDP; else the program reduces by itself
     broadcasts: bool = True  # buffers: DDP was to send rank 0's
     late: int = 0  # steps after the one that is meant
+    stage: str = ""  # of a reduce: when it went wrong: "in" it or on the way there, "after" it, or only a "checksum"
+    attempts: int = 0  # of a reduce: how often it was done again
+    is_lasting: bool = False  # of a reduce: it went wrong each time
     values: tuple[str, ...] = ()  # of what is no tensor: what each side has, in their order
     detail: str = ""
 

@@ -58,6 +58,16 @@ def test_what_explains_the_others_is_told_first() -> None:
     assert verdict.reference == 0
 
 
+def test_of_two_the_first_may_be_the_one_that_is_wrong() -> None:
+    accounts = [
+        {"items": {"state": [("a", digest)]}, "changed": {"state": has_changed}}
+        for digest, has_changed in [(1, True), (2, False)]
+    ]
+    verdict = decide(accounts, ["state"])
+    assert verdict is not None
+    assert (verdict.sides.deviating, verdict.reference, verdict.names) == ((0,), 1, ["a"])
+
+
 def test_what_only_one_side_has_differs() -> None:
     accounts = [account(state=weights(1, 2)), account(state=[]), account(state=[])]
     verdict = decide(accounts, ["state"])

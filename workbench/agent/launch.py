@@ -25,7 +25,7 @@ from workbench.state import THE_START, Placement
 SETTINGS: Final = (
     "checkpoint_every", "checkpoint_seconds", "checkpoint_dir", "checkpoint_keep", "checkpoint_keep_every",
     "consistency_every", "consistency_budget", "deterministic", "progress_timeout", "snapshot_every", "max_restarts",
-    "min_ranks", "min_nnodes", "max_steps",
+    "min_ranks", "min_nnodes", "max_steps", "check_reduce", "bitwise", "exact_reduce",
 )  # fmt: skip
 
 

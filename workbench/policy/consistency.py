@@ -28,6 +28,9 @@ class Cause(enum.Enum):
     CHANGED = "gradients were changed after the reduce"
     NOT_FINITE = "gradients are not finite on some ranks"
     CORRUPTED = "bits flipped"
+    REDUCED = "the all-reduce went wrong"
+    SEEDS = "each rank its own weights before fully_shard"
+    GATHERED = "the all-gather went wrong"
     ABSENT = "some ranks have no gradient"
     ORDER = "parameters in another order"
     TYPES = "parameters of another type"
@@ -115,6 +118,7 @@ def evidence_of(mismatch: Mismatch) -> tuple[str, ...]:
         (m.told_by == "majority", f"the others agree: {sides}"),
         (not m.told_by, f"no majority: {sides}"),
         (m.is_first, "at the first check: they never agreed"),
+        (bool(m.attempts), f"reduced again from what was sent {_times(m.attempts)}, {_outcome(m)}"),
         (bool(m.late), f"seen {m.late} step late, as the device was not waited for"),
     ]
     return tuple(text for holds, text in said if holds)
@@ -133,6 +137,9 @@ WHAT: Final = {
     Compared.GRADIENTS: "gradients",
     Compared.DATA: "data read",
     Compared.SCALE: "GradScaler's scale",
+    Compared.REDUCE: "what an all-reduce gave",
+    Compared.SHARDS: "parameters before fully_shard",
+    Compared.GATHERED: "parameters that were gathered",
 }
 TOLD_IN_WORDS: Final = (Compared.STEPS, Compared.STRUCTURE, Compared.SETTINGS, Compared.ABSENT, Compared.SCALE)
 
@@ -148,6 +155,14 @@ def _who(mismatch: Mismatch) -> str:
     if not mismatch.ranks:
         return "ranks differ"
     return f"{_names(mismatch.ranks)} deviate{'s' if len(mismatch.ranks) == 1 else ''}"
+
+
+def _times(count: int) -> str:
+    return "once" if count == 1 else f"{count} times"
+
+
+def _outcome(mismatch: Mismatch) -> str:
+    return "and it went wrong each time" if mismatch.is_lasting else "and it came out right"
 
 
 def _tensor(mismatch: Mismatch) -> str:
@@ -189,6 +204,7 @@ def _has_other_types(m: Mismatch) -> bool:
     return len(lines) == 2 and lines[0][0] == lines[1][0] != ""
 
 
+REDUCE: Final = _is(Compared.REDUCE)
 GRADIENTS: Final = _is(Compared.GRADIENTS)
 PARAMETERS: Final = _is(Compared.PARAMETERS)
 STATE: Final = _is(Compared.STATE)
@@ -227,6 +243,37 @@ RULES: Final = (
         _is(Compared.ABSENT), Cause.ABSENT,
         "some ranks have no gradient where others have one, and step other parameters: {detail}",
         "use the same parameters on all ranks, or DDP's find_unused_parameters=True",
+    ),
+    Rule(
+        _both(REDUCE, lambda m: m.stage == "checksum"), Cause.REDUCED,
+        "a checksum was hit on its way, and no gradient", "nothing: look at memory and network if it comes again",
+    ),
+    Rule(
+        _both(REDUCE, lambda m: m.is_lasting), Cause.REDUCED,
+        "the all-reduce does not give the sum of what ranks send, each time it is done: {tensor}",
+        "look for a fault of the communication library, or a device that fails: dtrain doctor, another backend",
+    ),
+    Rule(
+        _both(REDUCE, lambda m: m.stage == "after" and bool(m.ranks)), Cause.CORRUPTED,
+        "what the all-reduce gave was changed on {ranks}, in {tensor}: memory, device or network at fault there",
+        "nothing more for this step, it was reduced again; replace the device if it comes again",
+    ),
+    Rule(
+        REDUCE, Cause.REDUCED,
+        "what the all-reduce gave is not the sum of what ranks had: corrupted in it or on the way there, in {tensor};"
+        " {detail}",
+        "nothing more for this step, it was reduced again; look at memory and network if it comes again",
+    ),
+    Rule(
+        _is(Compared.SHARDS), Cause.SEEDS,
+        "ranks had other weights when fully_shard parted them, and it sends none: the model is a patchwork of theirs,"
+        " {tensor} first",
+        "set the same seed on every rank before the model is made, or load a full state dict after fully_shard",
+    ),
+    Rule(
+        _is(Compared.GATHERED), Cause.GATHERED,
+        "the same shards came out of the all-gather otherwise on some ranks: {who}, in {tensor}",
+        "look at memory and network of {ranks}; replace the device if it comes again",
     ),
     Rule(
         _both(GRADIENTS, lambda m: m.is_wrapped and bool(m.bypassed)), Cause.BYPASSED,

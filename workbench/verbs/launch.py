@@ -20,6 +20,8 @@ FIELDS: Final = (
     "on_mismatch",
     "consistency_every",
     "consistency_budget",
+    "check_reduce",
+    "bitwise",
     "cwd",
     "python",
     "cold",
@@ -68,6 +70,8 @@ def _fields(args: Arguments) -> dict[str, Any]:
         fields["min_nnodes"], fields["nnodes"] = args.nnodes
     if args.checkpoint_every:
         fields["checkpoint_every"], fields["checkpoint_seconds"] = args.checkpoint_every
+    if args.exact_reduce:
+        fields["exact_reduce"] = 64
     if args.env:
         fields["env"] = dict(args.env)
     return fields

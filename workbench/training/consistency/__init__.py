@@ -9,6 +9,10 @@ optimizer state and buffers do, bit for bit; and finds out who does not, in what
     repair      what the majority has, sent       cadence     how often, from what it costs
     room        a process group of its own        reports     what is told
     origin      the first loss that is not finite
+    reducing    hooks in DDP models             reduce      one: sums, or integers, with each bucket
+    sums        linear checksums, their bound   fixed       gradients as integers
+    settle      after backward: again, or who   blame       whose bit explains a wrong sum
+    sharding    models of fully_shard           scatter     its reduce-scatters
 
 What a difference means and what to do about it is `workbench.policy.consistency`'s. Standard library and torch only.
 """
@@ -30,6 +34,7 @@ def install(control: Control) -> Watch | None:
     To be called before the observer's probes are put on, so that a check is no part of the optimizer's time, and before
     the program is. Needs torch.
     """
+    from workbench.training.consistency import reducing, sharding
     from workbench.training.consistency import watch as watching
     from workbench.training.consistency.check import Checker
     from workbench.training.consistency.reports import Reports
@@ -51,5 +56,8 @@ def install(control: Control) -> Watch | None:
     )
     watch = watching.Watch(checker)
     watching.install(watch)
+    if (wish := reducing.Wish.of(settings)) is not None:
+        reducing.install(watch, wish)
+    sharding.install(watch, checks_reduces=wish is not None)
     atexit.register(watch.flush)
     return watch

@@ -13,7 +13,7 @@ import torch
 from workbench.training.consistency import locate
 from workbench.training.consistency.locate import Account, Comparison, Verdict
 from workbench.training.consistency.measure import Measure
-from workbench.training.consistency.replicas import Unit, describe, digest_of
+from workbench.training.consistency.replicas import Unit, describe, digest_of, local
 from workbench.training.consistency.reports import who
 
 WORDS: Final[Mapping[str, str]] = {
@@ -27,6 +27,9 @@ WORDS: Final[Mapping[str, str]] = {
     "gradients": "gradients",
     "data": "what was read",
     "scale": "GradScaler's scale",
+    "reduce": "what an all-reduce gave",
+    "shards": "parameters before fully_shard",
+    "gathered": "parameters that were gathered",
 }
 
 
@@ -79,9 +82,10 @@ def account(unit: Unit, measure: Measure, differing: Sequence[str], scale: int) 
 def named(unit: Unit, lane: str) -> dict[str, Any]:
     """Tensors, and plain values of optimizer state, by name."""
     if lane == "parameters":
-        return {name: parameter.detach() for name, parameter in (*unit.members, *unit.frozen)}
+        return {name: local(parameter).detach() for name, parameter in (*unit.members, *unit.frozen)}
     if lane == "gradients":
-        return {name: p.grad for name, p in unit.members if p.grad is not None and p.grad.layout is torch.strided}
+        grads = {name: local(p.grad) for name, p in unit.members if p.grad is not None}
+        return {name: grad for name, grad in grads.items() if grad.layout is torch.strided}
     if lane == "state":
         return dict(unit.state_of(unit.members))
     return {
@@ -197,6 +201,6 @@ def sentence(mismatch: Mapping[str, Any], step: int) -> str:
         parts.append(f"by up to {mismatch['deviation']:.3g}")
     if mismatch["detail"]:
         parts.append(mismatch["detail"])
-    if not ranks:
+    if not ranks and mismatch["sides"]:
         parts.append(f"which of {' | '.join(who(side[0]) for side in mismatch['sides'][:4])} is right cannot be told")
     return ", ".join(parts)

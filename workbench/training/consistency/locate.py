@@ -44,11 +44,8 @@ def decide(accounts: Sequence[Account], differing: Sequence[str]) -> Verdict | N
         values = [value_of(account, lane) for account in accounts]
         sides = divide(values, [bool(account["changed"].get(lane)) for account in accounts])
         if len(sides.groups) > 1:
-            reference = next(place for place in sides.groups[0] if place not in sides.deviating)
-            if not sides.told_by:
-                reference = sides.groups[0][0]
-            elif sides.told_by == "own digest":
-                reference = next(place for place in range(len(accounts)) if place not in sides.deviating)
+            right = [place for group in sides.groups for place in group if place not in sides.deviating]
+            reference = right[0]  # of the largest group that has one
             names, of = different(values, sides.deviating, reference) if lane in TENSORS else ([], 0)
             return Verdict(lane, sides, names, of, reference)
     return None

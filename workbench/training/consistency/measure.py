@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from workbench.training.consistency.digest import Digests
-from workbench.training.consistency.replicas import Member, Model, Unit, digest_of
+from workbench.training.consistency.replicas import Member, Model, Unit, digest_of, local
 
 
 class Measure:
@@ -24,7 +24,7 @@ class Measure:
         self, unit: Unit, members: Sequence[Member], frozen: Sequence[Member]
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Of parameters and of optimizer state."""
-        parameters = self.together([parameter for _, parameter in (*members, *frozen)])
+        parameters = self.together([local(parameter) for _, parameter in (*members, *frozen)])
         tensors, plain = _apart(unit.state_of(members))
         state = self.together(tensors)
         return parameters, state + digest_of(plain) if plain else state

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from workbench.training.consistency.replicas import Unit
+from workbench.training.consistency.replicas import Unit, local
 
 
 class Repair(NamedTuple):
@@ -107,6 +107,7 @@ def _take_shape(state: Any, parameter: torch.Tensor, outline: Mapping[str, Any])
 
 
 def _put(unit: Unit, tensor: torch.Tensor, source: int, *, is_deviating: bool) -> int:
+    tensor = local(tensor)
     right = unit.room.send(tensor, source)
     if is_deviating:
         tensor.detach().copy_(right)

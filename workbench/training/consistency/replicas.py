@@ -76,6 +76,11 @@ class Model:
         return ""
 
 
+def local(tensor: Any) -> Any:
+    """What is there of it on this rank."""
+    return getattr(tensor, "_local_tensor", tensor)
+
+
 def is_plain(tensor: Any) -> bool:
     """Whether what is there is all of it: not a part on this rank, as fully_shard and others make."""
     return not hasattr(tensor, "device_mesh") and tensor.layout is torch.strided and not tensor.is_meta
@@ -130,7 +135,7 @@ class Unit:
         return [text for number, group in enumerate(self.optimizer.param_groups) for text in options(number, group)]
 
     def gradients(self) -> list[torch.Tensor]:
-        found = [member.parameter.grad for member in self.members]
+        found = [local(member.parameter.grad) for member in self.members]
         return [grad for grad in found if grad is not None and grad.layout is torch.strided]
 
     def absent(self) -> bytes:
@@ -146,7 +151,7 @@ class Unit:
         for name, parameter in members:
             known: Mapping[str, Any] = state.get(parameter, {})
             for key in sorted(map(str, known)):
-                yield f"{name}.{key}", known[key]
+                yield f"{name}.{key}", local(known[key])
 
 
 def describe(members: Iterable[Member]) -> list[str]:

@@ -46,6 +46,8 @@ class Watch:
         self.loops = Loops()
         self.origin = Origin(checker.step_of, lambda: [model.ddp for model in self.models.values()])
         self.is_told = False  # that nothing is checked
+        self.sharded: Callable[[list[Any]], tuple[Room, list[Model], list[Member]] | None] = lambda _: None
+        self.on_forget: list[Callable[[], object]] = []  # called before process groups go
         self.scaler: Callable[[], Any] = lambda: None
         checker.scale_of = self.scale
 
@@ -66,6 +68,8 @@ class Watch:
         """Process groups are about to go."""
         for unit in [unit for unit in self.units.values() if unit is not None]:
             self.checker.reports.flush(unit)
+        for call in self.on_forget:
+            call()
         self.rooms.clear()
         self.models.clear()
         self.units.clear()
@@ -226,7 +230,7 @@ class Watch:
         elif inner is not None:
             return None
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-        found = self._of_models(parameters) or self._of_loop(optimizer, parameters)
+        found = self._of_models(parameters) or self.sharded(parameters) or self._of_loop(optimizer, parameters)
         if found is None:
             return None
         room, models, members = found
