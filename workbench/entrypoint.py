@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import tokenize
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +41,26 @@ def entry(
         payload = pickle_value((entrypoint, tuple(args), dict(kwargs)), f"{name}() cannot be sent to the ranks")
         return EntrypointKind.FUNCTION, {"entrypoint": name, "payload": payload}
     return EntrypointKind.SCRIPT, {"entrypoint": os.fspath(entrypoint), "args": words}
+
+
+def spec_of(
+    entrypoint: str | os.PathLike[str] | Callable[..., Any] | None,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any] | None,
+    module: str | None,
+    source: str | None,
+    interactive: bool,
+    options: Mapping[str, Any],
+) -> JobSpec:
+    """A launch in words as a spec; `options` are fields of it. Raises `SpecError`."""
+    kind, fields = entry(entrypoint, args, kwargs or {}, module, source, interactive)
+    known = set(JobSpec.__struct_fields__)
+    if unknown := sorted(set(options) - known):
+        raise SpecError(f"there is no launch option {unknown[0]!r}", hint=f"options: {', '.join(sorted(known))}")
+    try:
+        return msgspec.convert({**options, **fields, "kind": kind.value}, JobSpec)
+    except msgspec.ValidationError as error:
+        raise SpecError(f"a launch option is wrong: {error}") from None
 
 
 def check_here(spec: JobSpec) -> JobSpec:

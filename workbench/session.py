@@ -19,7 +19,7 @@ import msgspec
 
 import workbench.requests as rq
 from workbench.capture import capture
-from workbench.entrypoint import check_here, entry, pickle_value, unpickle
+from workbench.entrypoint import check_here, pickle_value, spec_of, unpickle
 from workbench.errors import (
     CheckpointCorruptError,
     CheckpointNotFoundError,
@@ -37,7 +37,9 @@ from workbench.events import Event
 from workbench.feed import Bucket, CellStarted, Cursor, JobSummary, PoolStatus, Update
 from workbench.policy.consistency import explain
 from workbench.policy.failure import first_cause
+from workbench.policy.replay import STEPS, ReplayReport
 from workbench.pool import local
+from workbench.replays import replay_check
 from workbench.spec import EntrypointKind, JobSpec, check_spec
 from workbench.state import THE_START, Checkpoint, Failure, FailureKind, JobPhase, JobState, RankState
 from workbench.store.home import jobs_dir, log_path
@@ -162,15 +164,28 @@ class Session:
 
         `options` are fields of `JobSpec`. Returns at once; the job may still wait for slots. Raises `SpecError`.
         """
-        kind, fields = entry(entrypoint, args, kwargs or {}, module, source, interactive)
-        known = set(JobSpec.__struct_fields__)
-        if unknown := sorted(set(options) - known):
-            raise SpecError(f"there is no launch option {unknown[0]!r}", hint=f"options: {', '.join(sorted(known))}")
-        try:
-            spec = msgspec.convert({**options, **fields, "kind": kind.value}, JobSpec)
-        except msgspec.ValidationError as error:
-            raise SpecError(f"a launch option is wrong: {error}") from None
-        return self.launch_spec(spec)
+        return self.launch_spec(spec_of(entrypoint, args, kwargs, module, source, interactive, options))
+
+    def replay_check(
+        self,
+        entrypoint: str | os.PathLike[str] | Callable[..., Any] | None = None,
+        *,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        module: str | None = None,
+        source: str | None = None,
+        steps: int = STEPS,
+        timeout: float = 600.0,
+        tell: Callable[[str], None] | None = None,
+        **options: Any,
+    ) -> ReplayReport:
+        """Whether a program gives the same bits again: `steps` steps of it twice, and once with ranks' slots swapped.
+
+        Given as to `launch`. Returns when all has run, each run within `timeout` s; `tell` gets a line as each begins.
+        Raises the error of a run that fails. `policy.replay` tells what is compared.
+        """
+        spec = spec_of(entrypoint, args, kwargs, module, source, False, options)
+        return replay_check(self.launch_spec, spec, steps=steps, timeout=timeout, tell=tell)
 
     def launch_spec(self, spec: JobSpec) -> Job:
         """Start what a spec describes; paths are taken from the working directory."""
@@ -422,6 +437,22 @@ class Job:
         return "\n".join(
             f"[rank {k}] {line}" for k, text in pages for line in text.removesuffix("\n").split("\n") if text
         )
+
+    def replay_check(
+        self,
+        steps: int = STEPS,
+        timeout: float = 600.0,
+        tell: Callable[[str], None] | None = None,
+        **changes: Any,
+    ) -> ReplayReport:
+        """Whether its program gives the same bits again, from its beginning: as `Session.replay_check`.
+
+        `changes` are fields of its spec, such as `deterministic=True`. The job itself is left alone.
+        """
+        spec = msgspec.structs.replace(self.spec, **changes)
+        if not spec.nproc_per_node:
+            spec = msgspec.structs.replace(spec, nproc_per_node=max(1, self.state.world_size // spec.nnodes))
+        return replay_check(self.session.launch_spec, spec, steps=steps, timeout=timeout, tell=tell)
 
     # --- cells of an interactive job ---
 

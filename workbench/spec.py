@@ -92,6 +92,8 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     exact_reduce: int = 0  # all-reduces of integers of 32 or 64 bits, which no order of ranks changes; 0: no
     seed: int | None = None
     deterministic: bool = False
+    replay_steps: int = 0  # note what so many steps compute, then end (`training.replay`); 0: an ordinary job
+    rotate_slots: bool = False  # each rank runs in the slot of the next one, and node in the place of the next
     log_limit: int = 512 * 2**20
 
     @property
@@ -219,6 +221,7 @@ def _complaints(spec: JobSpec) -> list[tuple[bool, str, str]]:
             f"exact_reduce is {spec.exact_reduce}",
             "give 32 or 64, the bits of an integer, or 0 for none",
         ),
+        (spec.replay_steps < 0, f"replay_steps is {spec.replay_steps}", "give steps from 1, 0 for an ordinary job"),
         (spec.log_limit < 2**16, f"log_limit is {spec.log_limit} bytes", "give at least 65536"),
         (
             any(not key or "=" in key for key in spec.env),

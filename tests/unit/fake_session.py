@@ -187,6 +187,10 @@ class FakeJob:
         self.calls.append(("verify_checkpoints",))
         return self.checkpoints
 
+    def replay_check(self, **asked: Any) -> Any:
+        self.session.replayed.append((self.job_id, asked))
+        return self.session.report
+
     def stacks(self) -> dict[int, str]:
         return self.stack_texts
 
@@ -225,6 +229,8 @@ class FakeSession:
         self.known = {job_id: FakeJob(self, job_id) for job_id in (*job_ids, *running)}
         self.running = tuple(running)
         self.launched: list[dict[str, Any]] = []
+        self.replayed: list[tuple[str, dict[str, Any]]] = []
+        self.report: Any = None
         self.is_closed = False
         self.is_gone = False
 
@@ -247,6 +253,10 @@ class FakeSession:
         job = self.known["new-1"] = FakeJob(self, "new-1")
         job.script = [update(state("new-1", spec=JobSpec(kind=kind, nproc_per_node=2)))]
         return job
+
+    def replay_check(self, entrypoint: Any = None, **asked: Any) -> Any:
+        self.replayed.append((entrypoint or "", asked))
+        return self.report
 
     def attach(self, job_id: str) -> FakeJob:
         found = [known for known in self.known if known.startswith(job_id)]

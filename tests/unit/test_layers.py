@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 ROWS: dict[str, tuple[int, frozenset[str]]] = {
     name: (row, frozenset(allowed.split()))
     for row, names, allowed in [
-        (0, "errors faults origin spec state events commands telemetry evidence feed requests", "msgspec"),
+        (0, "errors faults findings origin spec state events commands telemetry evidence feed requests", "msgspec"),
         (0, "blackbox", ""),
         (1, "policy views", "msgspec"),
         (2, "controller", "msgspec"),
@@ -30,6 +30,7 @@ ROWS: dict[str, tuple[int, frozenset[str]]] = {
         (6, "entrypoint", "msgspec cloudpickle"),
         (5, "capture", ""),
         (6, "collect", "msgspec"),
+        (6, "replays", ""),
         (7, "session", "msgspec"),
         (8, "saved", "msgspec tensorboard pyarrow"),
         (9, "verbs", "msgspec"),

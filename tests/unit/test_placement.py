@@ -7,6 +7,7 @@ import re
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from workbench.commands import RequestSlots
 from workbench.policy.placement import Granted, Refused, Waiting, WorkerSlots, place
@@ -52,6 +53,21 @@ PAIR = (("h", 2, (0, 1)), ("h", 2, (0, 1)))  # two workers on one host
 def test_granted(layout: Layout, asked: JobSpec, slots: str) -> None:
     decision = place(asked, workers(layout))
     assert isinstance(decision, Granted)
+    assert " ".join(f"{p.worker}:{p.slot}" for p in decision.placements) == slots
+
+
+@pytest.mark.parametrize(
+    ("layout", "asked", "slots"),
+    [
+        (ONE, spec(3), "w0:1 w0:2 w0:0"),
+        (ONE, spec(1), "w0:0"),
+        (TWO, spec(2, 2), "w1:1 w1:0 w0:1 w0:0"),
+    ],
+)
+def test_turned_each_rank_is_where_the_next_one_would_be(layout: Layout, asked: JobSpec, slots: str) -> None:
+    decision = place(replace(asked, rotate_slots=True), workers(layout))
+    assert isinstance(decision, Granted)
+    assert [p.rank for p in decision.placements] == list(range(len(decision.placements)))
     assert " ".join(f"{p.worker}:{p.slot}" for p in decision.placements) == slots
 
 

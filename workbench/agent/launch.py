@@ -25,9 +25,8 @@ from workbench.state import THE_START, Placement
 SETTINGS: Final = (
     "checkpoint_every", "checkpoint_seconds", "checkpoint_dir", "checkpoint_keep", "checkpoint_keep_every",
     "consistency_every", "consistency_budget", "deterministic", "progress_timeout", "snapshot_every", "max_restarts",
-    "min_ranks", "min_nnodes", "max_steps", "check_reduce", "bitwise", "exact_reduce",
+    "min_ranks", "min_nnodes", "max_steps", "check_reduce", "bitwise", "exact_reduce", "replay_steps",
 )  # fmt: skip
-
 
 # What a deterministic job's ranks have in their environment where the user says nothing else: `training.determinism` is
 # the rest of it. One order for strings in sets, one number of threads, one algorithm for NCCL's sums.

@@ -187,6 +187,10 @@ def watch(box: blackbox.Writer) -> None:
     observer = observe.install(box, offset=time.time() - time.monotonic())
     if Control.current is not None and (most := Control.current.settings.get("max_steps", 0)):
         limit.install(most, observer)
+    if Control.current is not None and (steps := Control.current.settings.get("replay_steps")):
+        from workbench.training import replay
+
+        replay.install(Control.current, steps)
 
 
 def _compare_replicas(control: Control) -> None:

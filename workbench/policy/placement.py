@@ -8,13 +8,15 @@ fewer nodes first, then fewer ranks a node. Pure: the pool's slots are handed in
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import msgspec
 
 from workbench.commands import RequestSlots
 from workbench.spec import JobSpec
 from workbench.state import Placement
+
+T = TypeVar("T")
 
 
 class WorkerSlots(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,7 +73,7 @@ def place(
     if ahead:
         return Waiting(f"waiting: needs {_slots(least.ranks)}, behind {ahead} in the queue")
     for shape in shapes:
-        if placements := _fit(hosts, shape, wish.avoid):
+        if placements := _fit(hosts, shape, wish.avoid, turn=int(spec.rotate_slots)):
             return Granted(placements)
     free = sum(len(w.free) for w in workers)
     least_text = f" (at least {least.ranks})" if least != wanted else ""
@@ -98,9 +100,12 @@ def _spread_out(ranks: int, nnodes: int, per_node: int) -> Shape:
 
 
 def _fit(
-    hosts: dict[str, list[WorkerSlots]], shape: Shape, avoid: Sequence[tuple[str, int]]
+    hosts: dict[str, list[WorkerSlots]], shape: Shape, avoid: Sequence[tuple[str, int]], *, turn: int = 0
 ) -> tuple[Placement, ...] | None:
-    """The slots for it, if they are free: rather warm ones, and to be avoided ones only where there are no others."""
+    """The slots for it, if they are free: rather warm ones, and to be avoided ones only where there are no others.
+
+    `turn`: by how many places hosts, and the slots of each, are then turned against ranks.
+    """
     slots = {host: _take(members, shape.per_node, avoid) for host, members in hosts.items()}
     fitting = [host for host in hosts if len(slots[host]) == shape.per_node]
     if len(fitting) < shape.nnodes:
@@ -108,9 +113,13 @@ def _fit(
     fitting.sort(key=lambda host: _cost(slots[host], avoid))
     return tuple(
         _placement(node, local, shape.per_node, worker, slot)
-        for node, host in enumerate(fitting[: shape.nnodes])
-        for local, (worker, slot) in enumerate(slots[host])
+        for node, host in enumerate(_turned(fitting[: shape.nnodes], turn))
+        for local, (worker, slot) in enumerate(_turned(slots[host], turn))
     )
+
+
+def _turned(items: list[T], turn: int) -> list[T]:
+    return items[turn:] + items[:turn]
 
 
 def _spread(shape: Shape, hosts: dict[str, list[WorkerSlots]]) -> str:

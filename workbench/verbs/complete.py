@@ -89,8 +89,7 @@ def _spelled(option: Option, fragment: str) -> list[str]:
 
 
 def _values(offers: str, fragment: str, sources: Sources) -> list[str]:
-    source = sources.get(offers)
-    return list(source(fragment)) if source is not None else []
+    return [word for name in offers.split("|") if (source := sources.get(name)) for word in source(fragment)]
 
 
 def _begins(fragment: str, words: Mapping[str, object] | Sequence[str]) -> list[str]:

@@ -8,7 +8,7 @@ from typing import Final
 
 from workbench.errors import UsageError
 from workbench.faults import FAULTS
-from workbench.verbs import about, checkpoints, dashboard, jobs, launch, output, pools, read, story, watch
+from workbench.verbs import about, checkpoints, dashboard, jobs, launch, output, pools, read, replay, story, watch
 from workbench.verbs.context import Context
 from workbench.verbs.declare import COMMON, HELP, JOB, JSON, QUIET, WHERE, Arguments, Operand, Option, Outcome, Verb
 from workbench.verbs.help import overview, verb_help
@@ -227,6 +227,24 @@ VERBS: Final[tuple[Verb, ...]] = (
             *COMMON,
         ),
         examples=("logs -r 1 --tail 50 --grep loss -f", "logs train-1f2e"),
+    ),
+    Verb(
+        "replay-check", "run a few steps of a program twice, and once with slots swapped: same bits?", replay.check,
+        operands=(
+            Operand("JOB|SCRIPT", "a job, whose program is run, or a script", named="script", offers="job|script"),
+        ),
+        options=(
+            Option(("--steps",), "optimizer steps of each run (default 5)", "K", read.count),
+            *(option for option in LAUNCH_OPTIONS if option.key in (*replay.FIELDS, "module", "nnodes", "env")),
+            Option(("--timeout",), "how long each run may take (default 10m)", "TIME", read.seconds),
+            *COMMON,
+        ),
+        takes_program=True,
+        examples=("replay-check", "replay-check train.py -n 4 -- --lr 0.1", "replay-check train-1f2e --deterministic"),
+        notes="Compares every module's output, losses, gradients and parameters, and names the first that differs, "
+        "with its likely cause. Run 2 is in fresh interpreters. With slots swapped each rank keeps its number, data "
+        "and seed, and computes where the next one did. Each run is a job of its own that ends after the steps; what "
+        "the program itself writes in them, it writes. Exit code 1 when bits differ.",
     ),
     Verb(
         "checkpoints", "list a job's checkpoints, with what is wrong with those that cannot be used",
