@@ -18,6 +18,7 @@ from workbench.policy.replay import (
     Recording,
     Replay,
     compare,
+    drawn_from,
     evidence,
     explain,
     read_recording,
@@ -48,6 +49,20 @@ def changed(one: Recording, *places: int, **fields: Any) -> Recording:
     return replace(one, notes=tuple(notes), **fields)
 
 
+def replaced_at(one: Recording, at: int, digest: str) -> Recording:
+    notes = list(one.notes)
+    notes[at] = replace(notes[at], digest=digest)
+    return replace(one, notes=tuple(notes))
+
+
+def test_a_generator_that_nothing_is_drawn_from_is_no_evidence() -> None:
+    one = recording()
+    other = changed(one, 0, 4, 9)
+    assert drawn_from(one, other, 4) == ()
+    assert drawn_from(replaced_at(one, 9, "2"), other, 4) == ("torch",)
+    assert drawn_from(replaced_at(one, 9, "2"), changed(one, 4), 4) == ()
+
+
 def test_equal_recordings_have_no_difference_whatever_the_states_of_generators() -> None:
     first = [recording(0), recording(1)]
     assert compare(first, list(reversed(first)), Replay.SECOND) is None
@@ -56,6 +71,7 @@ def test_equal_recordings_have_no_difference_whatever_the_states_of_generators()
 
 def test_the_earliest_difference_of_all_ranks_is_the_verdict() -> None:
     first = [recording(0), recording(1), recording(2)]
+    first[2] = replaced_at(first[2], 9, "9")  # something was drawn between its two forwards
     other = [changed(first[0], 7, 8), changed(first[1], 16), changed(first[2], 0, 4, 5, 6, 7)]
     found = compare(first, other, Replay.SECOND)
     assert found is not None

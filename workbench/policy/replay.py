@@ -164,20 +164,33 @@ def compare(first: Sequence[Recording], other: Sequence[Recording], run: Replay)
 
 def _first_difference(one: Recording, two: Recording, run: Replay) -> tuple[int, Divergence] | None:
     """With its place among the rank's notes."""
-    generators: dict[str, bool] = {}
     for at, (a, b) in enumerate(zip(one.notes, two.notes, strict=False)):
         is_aligned = (a.kind, a.name) == (b.kind, b.name)
         if is_aligned and a.kind == "random":
-            generators[a.name] = a.digest != b.digest
-        elif not is_aligned or a.digest != b.digest or a.elements != b.elements:
-            drawn = tuple(name for name, differs in generators.items() if differs)
-            return at, _divergence(one, two, a, b, run, drawn)
+            continue
+        if not is_aligned or a.digest != b.digest or a.elements != b.elements:
+            return at, _divergence(one, two, a, b, run, drawn_from(one, two, at))
+    at = min(len(one.notes), len(two.notes))
     if len(one.notes) == len(two.notes):
         return None
-    last = max(one.notes, two.notes, key=len)[min(len(one.notes), len(two.notes))]
-    drawn = tuple(name for name, differs in generators.items() if differs)
+    last = max(one.notes, two.notes, key=len)[at]
     gone = Note(last.step, "end", "", "", 0, 0.0, ())
-    return min(len(one.notes), len(two.notes)), _divergence(one, two, last, gone, run, drawn)
+    return at, _divergence(one, two, last, gone, run, drawn_from(one, two, at))
+
+
+def drawn_from(one: Recording, two: Recording, at: int) -> tuple[str, ...]:
+    """Generators whose states differ by note `at` and that something was drawn from by then, or by their next note."""
+    states: dict[str, list[str]] = {}
+    differ: dict[str, bool] = {}
+    closed: set[str] = set()
+    for place, note in enumerate(one.notes):
+        if note.kind == "random" and note.name not in closed:
+            states.setdefault(note.name, []).append(note.digest)
+            if place > at:
+                closed.add(note.name)
+            elif place < len(two.notes) and two.notes[place].name == note.name:
+                differ[note.name] = note.digest != two.notes[place].digest
+    return tuple(name for name, seen in states.items() if differ.get(name) and len(set(seen)) > 1)
 
 
 def _divergence(one: Recording, two: Recording, a: Note, b: Note, run: Replay, drawn: tuple[str, ...]) -> Divergence:

@@ -4,7 +4,7 @@ What is noted, in the order in which it comes about (`policy.replay` compares it
 
     start      a parameter before the first forward           gradient   of a parameter, before any all-reduce
     batch      what a DataLoader gave                         reduced    the same as the optimizer will use it
-    random     the state of a generator, at each forward      parameter  after the step
+    random     states of generators, first and at forwards    parameter  after the step
     input      of the outermost module                        loss       what backward began with
     output     of every module, the inner ones first
 
@@ -175,6 +175,7 @@ def install(control: Control, steps: int) -> Recorder:
         control.send({"op": "cell", "cell_id": ANSWER, "ok": True, "seconds": 0.0}, payload)
 
     recorder = Recorder(steps, lambda: Observer.current.step if Observer.current is not None else 0, send)
+    recorder.note_generators()  # from here on, who draws from them shows
     watch(recorder)
     atexit.register(recorder.finish)  # a program that is over before
     os.register_at_fork(after_in_child=lambda: setattr(recorder, "_is_sent", True))
