@@ -32,4 +32,8 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     def lines(self) -> list[str]:
         """As a person reads it."""
         evidence = [f"evidence: {'; '.join(self.evidence)}"] if self.evidence else []
-        return [self.symptom, *evidence, f"likely cause: {self.cause}", f"what to do: {self.advice}"]
+        return [self.symptom, *evidence, *self.remedy()]
+
+    def remedy(self) -> list[str]:
+        """The same where symptom and evidence stand already."""
+        return [f"likely cause: {self.cause}", f"what to do: {self.advice}"]

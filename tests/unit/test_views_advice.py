@@ -85,11 +85,12 @@ def test_what_is_advised(reason: str) -> None:
     assert advice is not None
     cause, what = SAID[reason]
     assert cause in advice.cause and what in advice.advice
-    assert str(advice) == f"likely cause: {advice.cause}\nwhat to do: {advice.advice}"
+    assert advice.remedy() == [f"likely cause: {advice.cause}", f"what to do: {advice.advice}"]
+    assert advice.lines() == [reason, *advice.remedy()]
 
 
 def test_every_rule_is_reached() -> None:
-    reached = {str(advise(failure(reason)))[:40] for reason in SAID}
+    reached = {finding.remedy()[0][:40] for reason in SAID if (finding := advise(failure(reason)))}
     assert len(reached) >= len(RULES) - 1, "two rules of one cause at most"
 
 

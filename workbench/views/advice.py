@@ -9,32 +9,26 @@ from __future__ import annotations
 import re
 from typing import Final, NamedTuple
 
+from workbench.findings import Finding, Severity
 from workbench.state import Failure
 
 
-class Advice(NamedTuple):
-    """`cause`: what it mostly comes of. `advice`: the next thing to do. Each is one sentence without its full stop."""
-
-    cause: str
-    advice: str
-
-    def __str__(self) -> str:
-        return f"likely cause: {self.cause}\nwhat to do: {self.advice}"
-
-
 class Rule(NamedTuple):
-    """`cause` may hold the pattern's groups: `{0}`, `{1}`."""
+    """`cause`: what it mostly comes of, perhaps with the pattern's groups: `{0}`. `advice`: the next thing to do."""
 
     pattern: str
     cause: str
     advice: str
 
 
-def advise(failure: Failure) -> Advice | None:
+def advise(failure: Failure) -> Finding | None:
     """None where nothing better is known than what the failure says itself."""
     for rule in RULES:
         if found := re.search(rule.pattern, failure.reason, re.DOTALL):
-            return Advice(rule.cause.format(*found.groups()), rule.advice)
+            cause = rule.cause.format(*found.groups())
+            return Finding(
+                symptom=failure.reason, cause=cause, advice=rule.advice, severity=Severity.ERROR, rank=failure.rank
+            )
     return None
 
 

@@ -32,7 +32,7 @@ def failure_text(state: JobState, most: int = MOST, earlier: Sequence[str] = ())
         _others(state.failures, first),
         _why_it_ended(state, first),
         *(_cut(f"before it: {line}", _EARLIER) for line in earlier),
-        *(str(advice).splitlines() if advice else ()),
+        *(advice.remedy() if advice else ()),
     )
     tail = [_cut(line, _REASON) for line in told if line]
     room = most - _size("\n".join([*head, *tail])) - 2

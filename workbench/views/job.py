@@ -18,13 +18,16 @@ from typing import Final
 
 import msgspec
 
-from workbench.events import SlotsGranted
+from workbench.events import Event, GradientMismatched, NonFiniteFound, SlotsGranted
 from workbench.feed import Bucket, Total, Update
+from workbench.findings import Finding
 from workbench.spec import EntrypointKind
 from workbench.state import Checkpoint, Failure, JobPhase, JobState, RankPhase, RankState
 from workbench.telemetry import RankBeat
 from workbench.views.buckets import across_ranks, join, merge, merge_totals
 from workbench.views.checkpoints import CheckpointList
+from workbench.views.curve import LossPoint
+from workbench.views.loss import Ranks, diagnose
 from workbench.views.series import History, RankPoint, SeriesPoint, known, per_second, point_of, rank_point_of
 from workbench.views.spans import Timeline
 from workbench.views.straggler import find_slowest, own_time, shares
@@ -36,6 +39,7 @@ WINDOW: Final = 5.0  # s
 FEW: Final = 3  # steps
 SILENT_AFTER: Final = 5.0  # s without a word from a running rank after which its row says so
 RANKS_WITH_SERIES: Final = 16
+SIGNS: Final = 64  # events that may explain a loss, the newest
 
 
 class RankRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -105,6 +109,7 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     output_dropped: int = 0
     timeline: Timeline | None = None  # None: the record's beginning has not come
     checkpoints: tuple[Checkpoint, ...] = ()  # the newest first
+    findings: tuple[Finding, ...] = ()  # about the loss
 
 
 class ViewBuilder:
@@ -128,12 +133,14 @@ class ViewBuilder:
         self._telemetry_dropped = self._output_dropped = 0
         self._problems: tuple[str, ...] = ()  # of the record
         self._timeline, self._checkpoints, self._trouble = TimelineBuilder(), CheckpointList(), Trouble()
+        self._signs: deque[Event] = deque(maxlen=SIGNS)
 
     def add(self, update: Update) -> None:
         old = self._state
         if old is not None and old.restart_count != update.state.restart_count:
             self._beats.clear()  # what the ranks of another generation said is not about these
             self._recent.clear()
+            self._signs.clear()
         self._state, self._now = update.state, update.now
         self._telemetry_dropped, self._output_dropped = update.telemetry_dropped, update.output_dropped
         self._problems = update.problems
@@ -141,6 +148,8 @@ class ViewBuilder:
             if isinstance(event, SlotsGranted):
                 self._began = event.time
                 self._granted_at = event.time if self._granted_at is None else self._granted_at
+            if isinstance(event, (GradientMismatched, NonFiniteFound)):
+                self._signs.append(event)
         self._timeline.add(update.events)
         self._checkpoints.add(update.events)
         self._trouble.add(update.events)
@@ -208,7 +217,22 @@ class ViewBuilder:
             output_dropped=self._output_dropped,
             timeline=self._timeline.timeline(self._totals.items, self._now) if self._timeline.has_begun else None,
             checkpoints=self._checkpoints.newest_first,
+            findings=diagnose(self._losses(), tuple(self._signs), _ranks_now(rows, window)),
         )
+
+    def _losses(self) -> list[LossPoint]:
+        """With those of ranks where all of them, or the newest at least, are known by rank."""
+        by_start: dict[float, dict[int, float]] = {}
+        sources = {rank: history.items for rank, history in self._by_rank.items()} or self._recent
+        for rank, buckets in sources.items():
+            for bucket in buckets:
+                if not math.isnan(bucket.loss):
+                    by_start.setdefault(bucket.start, {})[rank] = bucket.loss
+        return [
+            LossPoint(total.last_step, total.loss, by_start.get(total.start, {}))
+            for total in self._totals.items
+            if math.isfinite(total.loss)
+        ]
 
     def _running_for(self, state: JobState) -> float:
         start = self._granted_at if self._granted_at is not None else state.submitted_at
@@ -277,6 +301,15 @@ class ViewBuilder:
         if counts_steps:  # the last beat is older than what came with a rank's end
             done = min(total, max(done, min(row.step for row in rows)))
         return (done, total), counts_steps
+
+
+def _ranks_now(rows: tuple[RankRow, ...], window: Mapping[int, Bucket]) -> Ranks:
+    buckets = {row.rank: window[row.rank] for row in rows if row.rank in window and window[row.rank].steps}
+    return Ranks(
+        samples={rank: bucket.samples / bucket.steps for rank, bucket in buckets.items()},
+        steps={rank: bucket.last_step for rank, bucket in buckets.items()},
+        recent=max([bucket.steps for bucket in buckets.values()], default=0),
+    )
 
 
 def _keep_recent(recent: deque[Bucket], buckets: list[Bucket]) -> None:

@@ -306,10 +306,11 @@ def notes(view: JobView) -> list[str]:
 
 
 def hints(view: JobView) -> list[str]:
-    """What is likely behind the failure of a job that does not run, and what to do about it."""
+    """What is likely behind the failure of a job that does not run, or behind a loss, and what to do about it."""
     is_well = view.phase in (JobPhase.HEALTHY, JobPhase.SUCCEEDED)
     advice = advise(view.failure) if view.failure is not None and not is_well else None
-    return str(advice).splitlines() if advice else []
+    told = advice.remedy() if advice else []
+    return [*told, *(line for finding in view.findings for line in finding.lines())]
 
 
 def pool_line(pool: PoolStatus) -> str:
