@@ -12,7 +12,7 @@ import msgspec
 
 from workbench.origin import Origin
 from workbench.spec import JobSpec
-from workbench.state import Checkpoint, CheckpointTier, Failure, JobPhase, Mismatch, Placement, Stall
+from workbench.state import Checkpoint, CheckpointTier, DataDoubt, Failure, JobPhase, Mismatch, Placement, Stall
 
 
 class _Event(msgspec.Struct, frozen=True, kw_only=True, tag=True, tag_field="event", omit_defaults=True):
@@ -238,6 +238,23 @@ class ReplicasRepaired(_Event, frozen=True, kw_only=True):
     size: int  # bytes that were sent
 
 
+class DataDoubted(_Event, frozen=True, kw_only=True):
+    """Something is odd about the data that ranks read; each kind is told once. `step`: optimizer steps finished then.
+
+    What it most likely comes of is said by `policy.data`, when the agent hears of it. `is_certain`: nobody does it on
+    purpose.
+    """
+
+    restart_count: int
+    step: int
+    doubt: DataDoubt
+    cause: str = ""  # a few words
+    sentence: str = ""
+    evidence: tuple[str, ...] = ()
+    fix: str = ""
+    is_certain: bool = True
+
+
 class ConsistencyPaced(_Event, frozen=True, kw_only=True):
     """What is checked from now on, and how often; `every` 0: nothing is, and `reason` says why.
 
@@ -352,6 +369,7 @@ Event = (
     | GradientMismatched
     | ReplicasRepaired
     | ConsistencyPaced
+    | DataDoubted
     | Ticked
     | PhaseChanged
     | FailureDetected

@@ -166,6 +166,42 @@ class Mismatch(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     detail: str = ""
 
 
+class DataAbout(enum.Enum):
+    """What is odd about the data that ranks read; in the order in which it explains."""
+
+    BATCH = "batch"  # the same on several ranks
+    PLACES = "places"  # what samplers deal to whom
+    ORDER = "order"  # of an epoch is that of the one before
+    EPOCHS = "epochs"  # differ between ranks
+    OVERLAP = "overlap"  # of shards
+    SIZES = "sizes"  # of batches differ
+    RANDOM = "random"  # numbers are the same
+
+
+class DataDoubt(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One oddity of what ranks read, and the evidence for a cause (`policy.data`). `ranks`: at most 64, who are meant.
+
+    `sampler`: which class, a place in `policy.data.SAMPLERS`. `number`: of a sampler's pass, from 0; `epoch`: that it
+    was told. `place`, `places`: the rank that samplers deal to, and of how many.
+    """
+
+    about: DataAbout
+    ranks: tuple[int, ...] = ()
+    of: int = 0  # ranks in all
+    sampler: int = 0
+    is_drawn: bool = False  # the same indices
+    is_apart: bool = False  # different indices, but the same batch
+    number: int = 0
+    epoch: int = -1
+    is_same_epoch: bool = False
+    epochs: tuple[int, ...] = ()
+    place: int = -1
+    places: int = -1
+    share: float = 0.0
+    sizes: tuple[int, ...] = ()  # the smallest and the largest
+    is_forward: bool = False  # random numbers are drawn by the model, not by workers
+
+
 class CheckpointTier(enum.Enum):
     """Where a checkpoint lies."""
 

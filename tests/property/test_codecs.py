@@ -20,6 +20,8 @@ from workbench.state import (
     Checkpoint,
     CheckpointTier,
     Compared,
+    DataAbout,
+    DataDoubt,
     Failure,
     FailureKind,
     JobPhase,
@@ -71,6 +73,14 @@ SPECIFIC[Mismatch] = st.builds(
     bits=st.tuples(whole),
     deviation=real,
     values=st.tuples(text, text),
+)
+SPECIFIC[DataDoubt] = st.builds(
+    DataDoubt,
+    about=st.sampled_from(DataAbout),
+    ranks=st.tuples(whole, whole),
+    of=whole,
+    share=real,
+    epochs=st.tuples(whole),
 )
 SPECIFIC[tuple[int, ...]] = st.lists(whole, max_size=3).map(tuple)
 SPECIFIC[tuple[str, ...]] = st.lists(text, max_size=3).map(tuple)

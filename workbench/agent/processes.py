@@ -27,15 +27,16 @@ from workbench.agent.witness import Witness
 from workbench.agent.words import doing, split_status
 from workbench.blackbox import Snapshot
 from workbench.commands import StartRanks
-from workbench.events import Event, GradientMismatched, LaunchFailed, RankExited, RankRaised, RankStarted
+from workbench.events import DataDoubted, Event, GradientMismatched, LaunchFailed, RankExited, RankRaised, RankStarted
 from workbench.policy.consistency import explain
+from workbench.policy.data import explain_data
 from workbench.state import Placement
 from workbench.telemetry import CellFinished, ConsistencyReport, Report, StepsTaken
 
 Emit: TypeAlias = Callable[[Event | Report], None]
 FACTS: Final = (
     "CheckpointSaved", "CheckpointFailed", "CheckpointRefused", "RunResumed", "NonFiniteFound", "FaultHappened",
-    "GradientMismatched", "ReplicasRepaired", "ConsistencyPaced",
+    "GradientMismatched", "ReplicasRepaired", "ConsistencyPaced", "DataDoubted",
 )  # fmt: skip
 
 
@@ -240,7 +241,17 @@ class RankProcess:
         if header["event"] == "FaultHappened":
             fields["step"] = self.last_step
         event = msgspec.convert({**fields, "event": header["event"]}, Event)
+        if isinstance(event, DataDoubted):
+            event = self._explained_data(event)
         self.emit(self._explained(event) if isinstance(event, GradientMismatched) else event)
+
+    def _explained_data(self, event: DataDoubted) -> DataDoubted:
+        why = explain_data(event.doubt, event.step)
+        self.transcript.note(f"{why.sentence}; {why.fix}")
+        return msgspec.structs.replace(
+            event, cause=why.cause.value, sentence=why.sentence, evidence=why.evidence, fix=why.fix,
+            is_certain=why.is_certain,
+        )  # fmt: skip
 
     def _explained(self, event: GradientMismatched) -> GradientMismatched:
         """With its cause, which goes to the log as well."""

@@ -15,6 +15,7 @@ from html import escape
 from typing import Final
 
 from workbench.feed import JobSummary, PoolStatus
+from workbench.views.gradients import Agreement, GradientsView, agreement_line, found_text, strip
 from workbench.views.job import JobView
 from workbench.views.story import attempts_table, story_lines
 from workbench.views.table import (
@@ -32,6 +33,7 @@ from workbench.views.table import (
 )
 
 HEIGHT: Final = 440  # px of the live page
+FOUND: Final = 3  # differences between replicas that are told
 ATTEMPTS: Final = 12  # in a snapshot; dtrain timeline has all
 REASON: Final = 1000  # characters of one sentence
 _ADDRESS: Final = re.compile(r"\b(?:tls|tcp|ucx|https?)://([^\s:/]+):\d+")
@@ -45,6 +47,7 @@ background:none;border-bottom:1px solid var(--jp-border-color2,rgba(128,128,128,
 .dtrain-view th.n,.dtrain-view td.n{text-align:right}
 .dtrain-view tr.dtrain-marked>*{font-weight:bold;border-bottom:2px solid currentColor}
 .dtrain-view p{margin:2px 0}
+.dtrain-strip{margin:4px 0;background:none;color:inherit;line-height:1.25}
 </style>"""
 _SCRIPT: Final = """<script>(function(){
 var me=document.currentScript,roots=me&&me.previousElementSibling&&me.previousElementSibling.matches('.dtrain-job')?
@@ -83,7 +86,8 @@ def snapshot_html(view: JobView) -> str:
     ranks = _table(rank_table(view)) if view.rows else ""
     if view.failure is not None and view.failure.rank is not None:
         lines.append(f"its log: %dtrain logs {view.job_id} -r {view.failure.rank}")
-    body = f'<p role="status"><strong>{_text(headline(view))}</strong></p>{_paragraphs(lines)}{ranks}{_attempts(view)}'
+    about = f"{_paragraphs(lines)}{_gradients(view.gradients)}{ranks}{_attempts(view)}"
+    body = f'<p role="status"><strong>{_text(headline(view))}</strong></p>{about}'
     return _live(body, view.job_id)
 
 
@@ -98,6 +102,21 @@ def snapshot_pool_html(pool: PoolStatus) -> str:
     workers = _table(workers_table(pool, with_address=False)) if pool.workers else _paragraphs([NO_WORKER])
     queue = _table(_queue_table(pool)) if pool.waiting else ""
     return _view(f"<p><strong>{_text(pool_line(pool))}</strong></p>{workers}{queue}")
+
+
+def _gradients(view: GradientsView) -> str:
+    """A line, the newest findings, and ranks by time where they did not all agree."""
+    lines = [agreement_line(view), *(found_text(found) for found in view.found[:FOUND])]
+    rows = strip(view)
+    if not rows:
+        return _paragraphs(lines)
+    marks = "".join(f"{_text(row)}\n" for row in rows)
+    return f'{_paragraphs(lines)}<pre class="dtrain-strip" role="img" aria-label="{_aria(view)}">{marks}</pre>'
+
+
+def _aria(view: GradientsView) -> str:
+    bad = [lane.label for lane in view.lanes if lane.worst not in (Agreement.AGREES, Agreement.UNCHECKED)]
+    return _text(f"ranks by time; not in agreement: {', '.join(bad)}")
 
 
 def _attempts(view: JobView) -> str:

@@ -28,6 +28,7 @@ from workbench.views.buckets import across_ranks, join, merge, merge_totals
 from workbench.views.checkpoints import CheckpointList
 from workbench.views.curve import LossPoint
 from workbench.views.loss import Ranks, diagnose
+from workbench.views.gradients import GradientsBuilder, GradientsView
 from workbench.views.series import History, RankPoint, SeriesPoint, known, per_second, point_of, rank_point_of
 from workbench.views.spans import Timeline
 from workbench.views.straggler import find_slowest, own_time, shares
@@ -110,6 +111,7 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     timeline: Timeline | None = None  # None: the record's beginning has not come
     checkpoints: tuple[Checkpoint, ...] = ()  # the newest first
     findings: tuple[Finding, ...] = ()  # about the loss
+    gradients: GradientsView = GradientsView()
 
 
 class ViewBuilder:
@@ -134,6 +136,7 @@ class ViewBuilder:
         self._problems: tuple[str, ...] = ()  # of the record
         self._timeline, self._checkpoints, self._trouble = TimelineBuilder(), CheckpointList(), Trouble()
         self._signs: deque[Event] = deque(maxlen=SIGNS)
+        self._gradients = GradientsBuilder()
 
     def add(self, update: Update) -> None:
         old = self._state
@@ -153,6 +156,7 @@ class ViewBuilder:
         self._timeline.add(update.events)
         self._checkpoints.add(update.events)
         self._trouble.add(update.events)
+        self._gradients.add(update.events, update.checks)
         self._beats.update((beat.rank, beat) for beat in update.beats)
         self._add_buckets(update)
 
@@ -218,6 +222,7 @@ class ViewBuilder:
             timeline=self._timeline.timeline(self._totals.items, self._now) if self._timeline.has_begun else None,
             checkpoints=self._checkpoints.newest_first,
             findings=diagnose(self._losses(), tuple(self._signs), _ranks_now(rows, window)),
+            gradients=self._gradients.view(),
         )
 
     def _losses(self) -> list[LossPoint]:

@@ -11,6 +11,7 @@ from typing import Final
 from workbench.feed import JobSummary, PoolStatus
 from workbench.state import Checkpoint
 from workbench.views.compare import Line
+from workbench.views.gradients import agreement_line, found_text, strip
 from workbench.views.job import JobView
 from workbench.views.story import story_lines
 from workbench.views.table import (
@@ -34,6 +35,7 @@ from workbench.views.wording import MARKS
 WIDTH: Final = 100
 GAP: Final = "  "
 LINES: Final = 4  # that one sentence may take
+FOUND: Final = 3  # differences between replicas that are told
 _COLOURS: Final = {
     "HEALTHY": "34",
     "SUCCEEDED": "32",
@@ -52,6 +54,7 @@ def render_status(
     lines = [headline(view), progress_line(view), *_notes(view, width)]
     story = story_lines(view.timeline, clock) if view.timeline is not None else []
     lines += [part for line in story for part in _broken(line, width)]
+    lines += _gradients(view, width)
     if view.rows:
         lines += ["", *table_lines(rank_table(view), width)]
     return finish(lines, width, color=color)
@@ -109,6 +112,13 @@ def render_pool(pool: PoolStatus, width: int = WIDTH, *, color: bool = False) ->
     if pool.waiting:
         lines += ["", *(f"{job_id}  {reason}" for job_id, reason in pool.waiting)]
     return finish(lines, width, color=color)
+
+
+def _gradients(view: JobView, width: int) -> list[str]:
+    """Whether replicas agree: one line; the newest findings, and ranks by time, where they did not."""
+    line = agreement_line(view.gradients)
+    told = [part for found in view.gradients.found[:FOUND] for part in _wrapped(found_text(found), width, indent="  ")]
+    return [*([line] if line else []), *told, *strip(view.gradients)]
 
 
 def _notes(view: JobView, width: int) -> list[str]:

@@ -7,6 +7,7 @@ optimizer state and buffers do, bit for bit; and finds out who does not, in what
     measure     digests of what is compared       digest      exact digests of tensors
     inquiry     after a difference                locate      who, which tensor, element and bit
     repair      what the majority has, sent       cadence     how often, from what it costs
+    data        what a rank reads             rows        what the rows of all ranks say of that
     room        a process group of its own        reports     what is told
     origin      the first loss that is not finite
     reducing    hooks in DDP models             reduce      one: sums, or integers, with each bucket

@@ -20,11 +20,14 @@ import torch
 
 from workbench.training.consistency import lanes, locate
 from workbench.training.consistency.cadence import FIRST, Costs, Pace, choose, is_worth, share
+from workbench.training.consistency.data import DataWatch
 from workbench.training.consistency.inquiry import Finding, inquire, sentence
 from workbench.training.consistency.measure import Measure
 from workbench.training.consistency.repair import repair
 from workbench.training.consistency.replicas import Unit, digest_of
 from workbench.training.consistency.reports import Reports, say
+from workbench.training.consistency.rows import Rows, row_of
+from workbench.training.consistency.rows import numbers as numbers_of
 
 MOST_MISSED: Final = 3  # checks in a row to which somebody did not come
 SMOOTH: Final = 0.2  # weight of the newest time
@@ -66,6 +69,7 @@ class Checker:
         self.every, self.budget = every, budget
         self.scale_of: Callable[[], int] = lambda: 0
         self.measure = Measure()
+        self.data, self.rows = DataWatch(), Rows()
         self.off = ""
         self._told: dict[int, set[str]] = {}  # by unit: differences told that may still be there
 
@@ -104,6 +108,8 @@ class Checker:
             self._told.pop(unit.number, None)
             self._time(unit, begun)
             self.reports.agreed(unit, self.step_of(), unit.digest)
+        if reading.largest["rows"]:
+            self._tell_data(unit)
         self._pace(unit, reading.largest)
 
     def _row(self, unit: Unit) -> torch.Tensor | None:
@@ -144,6 +150,7 @@ class Checker:
             "share": int(1e6 * share(unit.costs, Pace(unit.every, unit.parts))),
             "every": wish.every,
             "parts": wish.parts,
+            "rows": int(self.data.is_due(unit)),
         }
 
     def _notice_changes(self, unit: Unit, numbers: Sequence[int]) -> None:
@@ -160,10 +167,19 @@ class Checker:
         for model in unit.models:
             model.wants_buffers, model.synced, model.unsynced = bool(model.buffer_names), 0, 0
         unit.reduces = 0
+        self.data.prepare(unit)
         if unit.room.size == 2:  # no majority then: a rank's own digest may tell
             held = self.measure.held(unit, *unit.stretch())
             if not any(digest.is_cuda for digest in held):
                 unit.kept = unit.part, int(held[0]), int(held[1])
+
+    # --- what ranks read ---
+
+    def _tell_data(self, unit: Unit) -> None:
+        """All ranks are here; what their rows say together is the same on all of them."""
+        rows = [row_of(values) for values in unit.room.gather_rows(numbers_of(self.data.row(unit)))]
+        for doubt in self.rows.look(rows, unit.room.ranks):
+            self.reports.doubted(unit, self.step_of(), doubt)
 
     # --- a difference -------------------------------------------------------------------------------------------------
 

@@ -30,6 +30,7 @@ LARGEST: Final = (
     "every",  # steps between two checks that a rank wants
     "parts",  # checks over which it wants to spread parameters and state
     "broken",  # 1: a gradient is not finite
+    "rows",  # 1: a rank has a row to tell of what it reads
 )
 SIZE: Final = 2 * len(COMPARED) + len(LARGEST)
 

@@ -65,6 +65,10 @@ class Reports:
             fields = {"ranks": list(ranks), "source": source, "tensors": done.tensors, "size": done.size}
             self._fact("ReplicasRepaired", step=step, **fields)
 
+    def doubted(self, unit: Unit, step: int, doubt: Mapping[str, Any]) -> None:
+        if unit.room.leads:
+            self._fact("DataDoubted", step=step, doubt=dict(doubt))
+
     def paced(self, unit: Unit, step: int, reason: str = "") -> None:
         if unit.room.leads and self._paces < MOST_PACES:
             self._paces += 1

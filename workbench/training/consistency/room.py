@@ -101,7 +101,14 @@ class Room:
             return False
         return True
 
-    # --- after a difference: all ranks come ---
+    # --- after an exchange: all ranks come ---
+
+    def gather_rows(self, row: list[int]) -> list[list[int]]:
+        """Of each rank as many numbers as this one gives."""
+        mine = torch.tensor(row, dtype=torch.int64)
+        found = [torch.empty_like(mine) for _ in self.ranks]
+        self._wait(self.group.allgather([found], [mine]))
+        return [numbers.tolist() for numbers in found]
 
     def gather(self, value: Any) -> list[Any]:
         values: list[Any] = [None] * self.size

@@ -102,7 +102,7 @@ class Watch:
             del self.units[key]  # its parameters may be in this one
 
     def around_forward(self, plain: Function) -> Function:
-        models, origin = self.models, self.origin
+        models, origin, data = self.models, self.origin, self.checker.data
 
         def forward(ddp: Any, *inputs: Any, **kwargs: Any) -> Any:
             if tracing():
@@ -113,6 +113,7 @@ class Watch:
                 model.synced += model.was_synced
                 model.unsynced += not model.was_synced
                 origin.saw(inputs)
+                data.saw(inputs, kwargs)
             return plain(ddp, *inputs, **kwargs)
 
         return forward
@@ -324,6 +325,7 @@ def install(watch: Watch) -> None:
     patches.wrap((torch.amp.GradScaler,), "step", watch.around_scaling)
     engine = "_engine_run_backward" if hasattr(torch.autograd, "_engine_run_backward") else "backward"
     patches.wrap((torch.autograd,), engine, watch.around_backward)
+    watch.checker.data.install(patches)
     hooks: tuple[tuple[Callable[..., Any], Any], ...] = (
         (register_optimizer_step_pre_hook, watch.before),
         (register_optimizer_step_post_hook, watch.after),
