@@ -91,4 +91,4 @@ def test_the_ranks_are_named() -> None:
 def test_two_of_four_that_read_the_same() -> None:
     (_, doubt, why), *_ = told_by("a_shard_of_one_rank_is_anothers", 4)
     assert doubt.ranks == (0, 1)
-    assert why.sentence.startswith("step 1: ranks 0 and 1 got the same batch")
+    assert why.sentence.startswith("step 0: ranks 0 and 1 got the same batch")

@@ -88,7 +88,7 @@ def test_a_change_is_drawn_by_every_panel() -> None:
     assert 'data-do="cancel" class="danger"' in page.markup("controls")
     assert set(page.dashboard.roots) == {
         "header", "controls", "ranks", "timeline", "checkpoints", "throughput", "logs", "frame", "notices", "period",
-        "heatmap", "loss", "stragglers", "communication", "events", "resources", "findings",
+        "heatmap", "loss", "stragglers", "communication", "events", "resources", "findings", "gradients",
     }  # fmt: skip
 
 

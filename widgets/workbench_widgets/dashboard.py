@@ -25,6 +25,7 @@ from workbench_widgets.panels.communication import Communication
 from workbench_widgets.panels.controls import Controls
 from workbench_widgets.panels.events import Events
 from workbench_widgets.panels.findings import Findings
+from workbench_widgets.panels.gradients import Gradients
 from workbench_widgets.panels.header import Header
 from workbench_widgets.panels.heatmap import Heatmap
 from workbench_widgets.panels.logs import MOST, Logs
@@ -71,7 +72,7 @@ class Dashboard:
         self._events, self._resources = Events(), Resources(theme, axis)
         self._findings = Findings(self._controls.begin, self._pointed, may_act=may_act)
         self._lanes, self._checkpoints = Lanes(theme), Checkpoints(self._controls.begin)
-        self._notices = Notices()
+        self._notices, self._gradients = Notices(), Gradients()
         self.pacer = Pacer(self.draw, later, now)
         self.frame = Frame(self.pacer.shown, self._paint)
         self._end = source.subscribe(lambda: later(0.0, self.pacer.want))  # before the first look: nothing is missed
@@ -84,7 +85,7 @@ class Dashboard:
         panels = (
             self._header, self._controls, self._ranks, self._lanes, self._checkpoints, self._throughput, self._logs,
             self._notices, self._period, self._heatmap, self._loss, self._stragglers, self._communication, self._events,
-            self._resources, self._findings,
+            self._resources, self._findings, self._gradients,
         )  # fmt: skip
         return {str(panel.root.name): panel.root for panel in panels} | {"frame": self.frame}
 
@@ -113,6 +114,7 @@ class Dashboard:
         self._throughput.update(view)
         self._lanes.update(view)
         self._checkpoints.update(view)
+        self._gradients.update(view)
         self._heatmap.update(view, more.heat)
         self._loss.update(view)
         self._stragglers.update(view, more.best)

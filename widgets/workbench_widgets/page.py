@@ -80,6 +80,7 @@ JOB_BODY: Final = """
 <section aria-label="Events"><h2>Events</h2>{{ embed(roots.events) }}</section>
 </div>
 <section aria-label="Resources"><h2>Resources</h2>{{ embed(roots.resources) }}</section>
+<section aria-label="Gradients"><h2>Do ranks agree?</h2>{{ embed(roots.gradients) }}</section>
 <section aria-label="Checkpoints" data-acts><h2>Checkpoints</h2>{{ embed(roots.checkpoints) }}</section>
 """
 LIST_BODY: Final = '<section aria-label="Jobs">{{ embed(roots.jobs) }}</section>'

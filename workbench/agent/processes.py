@@ -247,7 +247,8 @@ class RankProcess:
 
     def _explained_data(self, event: DataDoubted) -> DataDoubted:
         why = explain_data(event.doubt, event.step)
-        self.transcript.note(f"{why.sentence}; {why.fix}")
+        if why.is_certain:
+            self.transcript.note(f"{why.sentence}; {why.fix}")
         return msgspec.structs.replace(
             event, cause=why.cause.value, sentence=why.sentence, evidence=why.evidence, fix=why.fix,
             is_certain=why.is_certain,

@@ -12,7 +12,7 @@ import resource
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from workbench.training.points import ANYWHERE, BACKWARD, BATCH, COLLECTIVE, FORWARD, WRITE, Call
@@ -138,6 +138,80 @@ def _can_be_spoilt(call: Call) -> bool:
     return len(call.args) > 1 and all(loss.is_floating_point() for loss in call.args[0])
 
 
+def _flip_parameter(faults: Faults, call: Call) -> Any:
+    """Once the backward is done, so that the all-reduce has spread nothing of it."""
+    made = call.run()
+    flip(next(p.data for optimizer in optimizers() for p in _stepped(optimizer)))
+    return made
+
+
+def _flip_gradient(faults: Faults, call: Call) -> Any:
+    made = call.run()
+    found = next((p.grad for optimizer in optimizers() for p in _stepped(optimizer) if p.grad is not None), None)
+    if found is not None:
+        flip(found)
+    return made
+
+
+def _flip_state(faults: Faults, call: Call) -> Any:
+    made = call.run()
+    flip(next(_states()))
+    return made
+
+
+def flip(tensor: Any, element: int | None = None, bit: int | None = None) -> None:
+    """One bit of one element, in place: the middle one, and of a floating point number the highest of its fraction."""
+    import torch
+
+    types = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+    fraction = {torch.float16: 9, torch.bfloat16: 6, torch.float32: 22, torch.float64: 51}
+    place = tensor.numel() // 2 if element is None else element
+    which = fraction.get(tensor.dtype, 0) if bit is None else bit
+    one = tensor.detach().view(-1)[place : place + 1]
+    one.view(types[tensor.element_size()]).bitwise_xor_(1 << which)
+
+
+def optimizers() -> list[Any]:
+    """Those that replicas are compared of; where nothing is compared, all that there are."""
+    from torch.optim import Optimizer
+
+    from workbench.training.consistency.watch import Watch
+
+    units = Watch.current.units.values() if Watch.current is not None else ()
+    compared = [unit.optimizer for unit in units if unit is not None and unit.optimizer is not None]
+    return compared or [found for found in gc.get_objects() if issubclass(type(found), Optimizer)]
+
+
+def _stepped(optimizer: Any) -> list[Any]:
+    """Parameters with more than one element, the largest first: a bit of it is hardest to see."""
+    found = [p for group in optimizer.param_groups for p in group["params"] if p.numel() > 1 and p.is_contiguous()]
+    return sorted(found, key=lambda p: -p.numel())
+
+
+def _states() -> Iterator[Any]:
+    for optimizer in optimizers():
+        for parameter in _stepped(optimizer):
+            for value in optimizer.state.get(parameter, {}).values():
+                if hasattr(value, "numel") and value.numel() > 1 and value.is_contiguous():
+                    yield value
+
+
+def _has_parameters(call: Call) -> bool:
+    return any(_stepped(optimizer) for optimizer in optimizers())
+
+
+def _has_state(call: Call) -> bool:
+    return next(_states(), None) is not None
+
+
+def _is_reduced(call: Call) -> bool:
+    """This backward is followed by an all-reduce: what is changed before one is everybody's afterwards."""
+    from workbench.training.consistency.watch import Watch
+
+    models = Watch.current.models.values() if Watch.current is not None else ()
+    return _has_parameters(call) and all(model.was_synced for model in models)
+
+
 def _skip(faults: Faults, call: Call) -> Any:
     if call.point == COLLECTIVE:
         return unmade(call)
@@ -224,6 +298,9 @@ DEEDS: Final[dict[str, Deed]] = {
     "loader": Deed(_hang, (BATCH,)),
     "kill-loader": Deed(_kill_loader, ()),
     "nan": Deed(_spoil, (BACKWARD,), _can_be_spoilt),
+    "flip": Deed(_flip_parameter, (BACKWARD,), _has_parameters),
+    "flip-gradient": Deed(_flip_gradient, (BACKWARD,), _is_reduced),
+    "flip-momentum": Deed(_flip_state, (BACKWARD,), _has_state),
     "skip": Deed(_skip, ON_COLLECTIVES, _will_synchronise),
     "mismatch": Deed(_mismatch, ON_COLLECTIVES, _has_a_shape),
     "reorder": Deed(_put_off, (COLLECTIVE,)),

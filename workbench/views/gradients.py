@@ -13,7 +13,7 @@ from typing import Final
 import msgspec
 
 from workbench.events import ConsistencyPaced, DataDoubted, Event, GradientMismatched, ReplicasRepaired
-from workbench.state import Mismatch, Side
+from workbench.state import DataAbout, Mismatch, Side
 from workbench.telemetry import ConsistencyReport
 from workbench.views.wording import count, number, percent, plural, ranks_text
 
@@ -302,9 +302,12 @@ def _repair(event: ReplicasRepaired) -> Found:
 
 
 def _doubt(event: DataDoubted) -> Found:
+    """The same random numbers are so common, and so often meant, that only who looks for it is told."""
+    quiet = event.doubt.about is DataAbout.RANDOM
+    tone = "bad" if event.is_certain else "muted" if quiet else "warn"
     return Found(
-        step=event.step, time=event.time, tone="bad" if event.is_certain else "warn", kind=event.cause,
-        sentence=event.sentence, evidence=event.evidence, fix=event.fix,
+        step=event.step, time=event.time, tone=tone, kind=event.cause, sentence=event.sentence,
+        evidence=event.evidence, fix=event.fix,
     )  # fmt: skip
 
 
@@ -357,6 +360,11 @@ def strip(view: GradientsView, width: int = 40) -> list[str]:
         return []
     room = max(len(lane.label) for lane in view.lanes)
     return [f"{lane.label:<{room}}  {''.join(state.value for state in lane.states[-width:])}" for lane in view.lanes]
+
+
+def news(view: GradientsView, most: int = 3) -> list[str]:
+    """The newest findings that somebody has to know of, a line each."""
+    return [found_text(found) for found in view.found if found.tone != "muted"][:most]
 
 
 def found_text(found: Found) -> str:

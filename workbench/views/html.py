@@ -15,7 +15,7 @@ from html import escape
 from typing import Final
 
 from workbench.feed import JobSummary, PoolStatus
-from workbench.views.gradients import Agreement, GradientsView, agreement_line, found_text, strip
+from workbench.views.gradients import Agreement, GradientsView, agreement_line, news, strip
 from workbench.views.job import JobView
 from workbench.views.story import attempts_table, story_lines
 from workbench.views.table import (
@@ -33,7 +33,6 @@ from workbench.views.table import (
 )
 
 HEIGHT: Final = 440  # px of the live page
-FOUND: Final = 3  # differences between replicas that are told
 ATTEMPTS: Final = 12  # in a snapshot; dtrain timeline has all
 REASON: Final = 1000  # characters of one sentence
 _ADDRESS: Final = re.compile(r"\b(?:tls|tcp|ucx|https?)://([^\s:/]+):\d+")
@@ -47,7 +46,7 @@ background:none;border-bottom:1px solid var(--jp-border-color2,rgba(128,128,128,
 .dtrain-view th.n,.dtrain-view td.n{text-align:right}
 .dtrain-view tr.dtrain-marked>*{font-weight:bold;border-bottom:2px solid currentColor}
 .dtrain-view p{margin:2px 0}
-.dtrain-strip{margin:4px 0;background:none;color:inherit;line-height:1.25}
+.dtrain-strip{margin:4px 0;color:inherit;line-height:1.25}
 </style>"""
 _SCRIPT: Final = """<script>(function(){
 var me=document.currentScript,roots=me&&me.previousElementSibling&&me.previousElementSibling.matches('.dtrain-job')?
@@ -106,7 +105,7 @@ def snapshot_pool_html(pool: PoolStatus) -> str:
 
 def _gradients(view: GradientsView) -> str:
     """A line, the newest findings, and ranks by time where they did not all agree."""
-    lines = [agreement_line(view), *(found_text(found) for found in view.found[:FOUND])]
+    lines = [agreement_line(view), *news(view)]
     rows = strip(view)
     if not rows:
         return _paragraphs(lines)

@@ -11,7 +11,7 @@ from typing import Final
 from workbench.feed import JobSummary, PoolStatus
 from workbench.state import Checkpoint
 from workbench.views.compare import Line
-from workbench.views.gradients import agreement_line, found_text, strip
+from workbench.views.gradients import agreement_line, news, strip
 from workbench.views.job import JobView
 from workbench.views.story import story_lines
 from workbench.views.table import (
@@ -35,7 +35,6 @@ from workbench.views.wording import MARKS
 WIDTH: Final = 100
 GAP: Final = "  "
 LINES: Final = 4  # that one sentence may take
-FOUND: Final = 3  # differences between replicas that are told
 _COLOURS: Final = {
     "HEALTHY": "34",
     "SUCCEEDED": "32",
@@ -117,7 +116,7 @@ def render_pool(pool: PoolStatus, width: int = WIDTH, *, color: bool = False) ->
 def _gradients(view: JobView, width: int) -> list[str]:
     """Whether replicas agree: one line; the newest findings, and ranks by time, where they did not."""
     line = agreement_line(view.gradients)
-    told = [part for found in view.gradients.found[:FOUND] for part in _wrapped(found_text(found), width, indent="  ")]
+    told = [part for text in news(view.gradients) for part in _wrapped(text, width, indent="  ")]
     return [*([line] if line else []), *told, *strip(view.gradients)]
 
 

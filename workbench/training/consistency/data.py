@@ -65,6 +65,8 @@ class Past:
     def __init__(self) -> None:
         self.passes, self.first = 0, 0
         self.epoch: int | None = None
+        self.drawn: list[int] = []  # indices of the pass before
+        self.drawing: list[int] = []
 
 
 class DataWatch:
@@ -108,6 +110,7 @@ class DataWatch:
         past = self._past.setdefault(sampler, Past())
         made = Pass(iterator, sampler, past.passes, past.first)
         past.passes += 1
+        past.drawn, past.drawing = past.drawing, made.indices
         iterator._dtrain_pass = made
         return made
 
@@ -153,13 +156,14 @@ class DataWatch:
         is_dealt = hasattr(sampler, "set_epoch") and bool(getattr(sampler, "shuffle", True))
         past = self._past.get(sampler) if sampler is not None else None
         epoch = getattr(sampler, "epoch", -1)
+        drawn = max(found.indices, past.drawn if past is not None else [], key=len)
         made = Row(
             content=found.content or loose.content, is_still=found.content == found.earlier != 0,
             size=found.size or loose.size, first=found.first, before=found.before, number=found.number,
             is_dealt=is_dealt, epoch=epoch if isinstance(epoch, int) else -1,
             is_same_epoch=past is not None and past.epoch == epoch and found.number > 0,
-            place=_whole(sampler, "rank"), places=_whole(sampler, "num_replicas"), taken=len(found.indices),
-            seed=found.seed, kind=KINDS.get(type(sampler).__name__, 0), sketch=sketch(found.indices), **values,
+            place=_whole(sampler, "rank"), places=_whole(sampler, "num_replicas"), taken=len(drawn),
+            seed=found.seed, kind=KINDS.get(type(sampler).__name__, 0), sketch=sketch(drawn), **values,
         )  # fmt: skip
         if past is not None:
             past.first, past.epoch = found.first, epoch

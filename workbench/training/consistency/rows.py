@@ -31,7 +31,7 @@ class Row(NamedTuple):
     is_same_epoch: int = 0  # as in the pass before
     place: int = -1  # the rank that the sampler deals to
     places: int = -1  # of so many
-    taken: int = 0  # indices drawn in this pass
+    taken: int = 0  # indices drawn in this pass, or the one before where that is more
     seed: int = 0  # of the DataLoader's workers
     kind: int = 0  # the sampler's class: see `data.KINDS`
     random: int = 0  # state of torch's generator
@@ -142,7 +142,7 @@ def overlap(rows: Sequence[Row], ranks: Sequence[int]) -> tuple[dict[str, Any], 
         **_about("overlap", group, rows, ranks),
         "share": share,
         "sampler": kinds.pop() if len(kinds) == 1 else 0,
-    }, False
+    }, True
 
 
 def uneven(rows: Sequence[Row], ranks: Sequence[int]) -> tuple[dict[str, Any], bool] | None:

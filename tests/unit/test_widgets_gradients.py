@@ -1,0 +1,47 @@
+"""The panel of replicas: marks and words besides colours, at four ranks and at a thousand."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+from test_views_gradients import mismatched, report
+from test_widgets_panels import EVIL, Reader
+from workbench_widgets.panels.gradients import EMPTY, gradients_html
+
+from workbench.views.gradients import GradientsBuilder, GradientsView
+
+
+def test_an_empty_panel_says_what_would_fill_it() -> None:
+    assert gradients_html(GradientsView()) == EMPTY
+    assert "all_reduce" in Reader(EMPTY).text
+    assert Reader(gradients_html(GradientsView(why_not="no DDP was seen"))).text == "Not checked: no DDP was seen."
+
+
+def test_a_rank_that_deviates_has_mark_pattern_and_words() -> None:
+    builder = GradientsBuilder()
+    builder.add([mismatched(17, deviation=0.25)], [report(0), report(1, agreed=9, deviating=((1, 1),), every=2)])
+    page = Reader(gradients_html(builder.view()))
+    assert "✗ 19 of 20 checks agreed · checked each 2 steps" in page.text
+    assert "✗ bits flipped · step 17: rank 1 deviates" in page.text
+    assert "→ repair it" in page.text
+    assert {"class": "agree", "role": "img", "aria-label": "rank 1: steps 10–19: deviates"} in page.of("div")
+    assert [i["title"] for i in page.of("i") if i.get("class") == "agree-DEVIATES" and "title" in i] == [
+        "steps 10–19: rank 1 deviates"
+    ]
+    assert "0.weight" in page.text
+    assert "ranks 0, 2, 3" in page.text.replace("ranks 0, 2, 3", "ranks 0, 2, 3")
+
+
+def test_a_thousand_ranks_are_a_few_lanes() -> None:
+    builder = GradientsBuilder()
+    builder.add((), [report(at, ranks=1024, deviating=((7, 1),) if at == 5 else ()) for at in range(200)])
+    html = gradients_html(builder.view())
+    assert len(html) < 20_000
+    assert "ranks 0–6, 8–1023" in Reader(html).text
+
+
+def test_nothing_of_a_job_is_markup() -> None:
+    builder = GradientsBuilder()
+    builder.add([replace(mismatched(3, tensor=EVIL), cause=EVIL, sentence=EVIL, fix=EVIL, evidence=(EVIL,))], ())
+    html = gradients_html(builder.view())
+    assert "<img" not in html
+    assert EVIL in Reader(html).text

@@ -1,0 +1,210 @@
+"""Whether replicas agree: ranks by time, what was found and what to do, which parameters, what is checked how often.
+
+A state is a mark and a pattern besides its colour; the same is there as tables. Many ranks with one story share a lane.
+"""
+
+from __future__ import annotations
+
+from itertools import groupby
+from typing import Final
+
+from workbench.views.gradients import (
+    WORDS,
+    Agreement,
+    AgreementLane,
+    Found,
+    GradientsView,
+    cadence_text,
+)
+from workbench.views.job import JobView
+from workbench.views.table import Column, Table
+from workbench.views.wording import count, number, plural, ranks_text
+from workbench_widgets.live import Live
+from workbench_widgets.panels.markup import esc, table_html
+from workbench_widgets.style import PANEL
+
+EMPTY: Final = (
+    '<p class="muted">Nothing is checked yet. A job of two ranks or more whose model is in DistributedDataParallel, or '
+    "that calls <code>all_reduce</code> on its gradients, is compared here by rank from its first "
+    "<code>optimizer.step()</code> on.</p>"
+)
+SHOWN: Final = 4  # findings above the fold
+MARKS: Final = {"bad": "✗", "warn": "!", "good": "↻", "muted": "·"}
+TEXT_FROM: Final = 2  # columns a block has room for its mark from
+
+
+class Gradients:
+    """See the module."""
+
+    def __init__(self) -> None:
+        self.root = Live(name="gradients", stylesheets=[PANEL, STYLE], markup=EMPTY)
+
+    def update(self, view: JobView) -> None:
+        self.root.markup = gradients_html(view.gradients)
+
+
+def gradients_html(view: GradientsView) -> str:
+    if not view.has_begun:
+        return f'<p class="muted">Not checked: {esc(view.why_not)}.</p>' if view.why_not else EMPTY
+    parts = (_head(view), _findings(view), _lanes(view), *_tables(view))
+    return "".join(parts)
+
+
+def _head(view: GradientsView) -> str:
+    is_good = view.agreed == view.checked
+    mark = "✓" if is_good else "✗"
+    said = f"{count(view.agreed)} of {plural(view.checked, 'check')} agreed" if view.checked else "no check yet"
+    if is_good and view.checked:
+        said = f"all ranks agreed at all of {plural(view.checked, 'check')}"
+    pace = cadence_text(view) if view.every else f"not checked any more: {view.why_not}" if view.why_not else ""
+    digest = f' · digest of gradients <span class="mono">{esc(view.digest)}</span>' if view.digest else ""
+    return (
+        f'<p><span class="tone-{"good" if is_good else "bad"}"><b aria-hidden="true">{mark}</b> {esc(said)}</span>'
+        f' <span class="muted">· {esc(pace)}{digest}</span></p>'
+    )
+
+
+def _findings(view: GradientsView) -> str:
+    shown = "".join(map(_finding, view.found[:SHOWN]))
+    more = view.found[SHOWN:]
+    older = f"<details><summary>{count(len(more))} older</summary>{''.join(map(_finding, more))}</details>"
+    return shown + (older if more else "")
+
+
+def _finding(found: Found) -> str:
+    tone = {"bad": " bad", "warn": "", "good": " good", "muted": " quiet"}[found.tone]
+    kind = f"<b>{MARKS[found.tone]} {esc(found.kind)}</b> · " if found.kind else ""
+    advice = f'<div class="muted">→ {esc(found.fix)}</div>' if found.fix else ""
+    evidence = "".join(f"<li>{esc(line)}</li>" for line in found.evidence)
+    why = f"<details><summary>evidence</summary><ul>{evidence}</ul></details>" if evidence else ""
+    return f'<div class="notice{tone}" role="note">{kind}{esc(found.sentence)}{advice}{why}</div>'
+
+
+# --- ranks by time ----------------------------------------------------------------------------------------------------
+
+
+def _lanes(view: GradientsView) -> str:
+    if not view.lanes:
+        return ""
+    rows = "".join(
+        f'<div class="agree-row"><span class="agree-who">{esc(lane.label)}</span>'
+        f'<div class="agree" role="img" aria-label="{esc(lane.label)}: {esc(story(lane, view))}">'
+        f"{_blocks(lane, view)}</div></div>"
+        for lane in view.lanes
+    )
+    seen = {state for lane in view.lanes for state in lane.states}
+    items = "".join(
+        f'<span><i class="agree-{state.name}">{state.value}</i> {esc(words)}</span>'
+        for state, words in WORDS.items()
+        if state in seen
+    )
+    first, last = view.columns[0].first_step, view.columns[-1].last_step
+    axis = f'<div class="agree-axis muted small"><span>step {count(first)}</span><span>step {count(last)}</span></div>'
+    return (
+        f'<div class="scroll agree-all" tabindex="0" role="group" aria-label="ranks by time">{rows}</div>'
+        f'{axis}<div class="legend" aria-hidden="true">{items}</div>'
+    )
+
+
+def _blocks(lane: AgreementLane, view: GradientsView) -> str:
+    """Columns in which a lane stays the same, as one."""
+    parts, at = [], 0
+    for state, run in groupby(lane.states):
+        length = len(list(run))
+        first, last = view.columns[at], view.columns[at + length - 1]
+        words = f"steps {count(first.first_step)}–{count(last.last_step)}: {lane.label} {WORDS[state]}"
+        text = state.value if state is not Agreement.AGREES or length >= TEXT_FROM else ""
+        parts.append(f'<i class="agree-{state.name}" style="flex:{length}" title="{esc(words)}">{text}</i>')
+        at += length
+    return "".join(parts)
+
+
+def story(lane: AgreementLane, view: GradientsView) -> str:
+    """A lane in words: "agrees; steps 40–49: deviates"."""
+    odd, at = [], 0
+    for state, run in groupby(lane.states):
+        length = len(list(run))
+        if state is not Agreement.AGREES:
+            first, last = view.columns[at], view.columns[at + length - 1]
+            odd.append(f"steps {count(first.first_step)}–{count(last.last_step)}: {WORDS[state]}")
+        at += length
+    return "; ".join(odd) if odd else WORDS[Agreement.AGREES]
+
+
+# --- as tables --------------------------------------------------------------------------------------------------------
+
+
+def _tables(view: GradientsView) -> list[str]:
+    parts = []
+    if view.worst:
+        parts.append(f"<h2>Parameters that differed</h2>{_scroll(worst_table(view))}")
+    if view.sides:
+        parts.append(f"<h2>Digests at the last difference</h2>{_scroll(sides_table(view))}")
+    if view.lanes:
+        shown = _scroll(lanes_table(view))
+        parts.append(f"<details><summary>Ranks by time as a table</summary>{shown}</details>")
+    return parts
+
+
+def _scroll(table: Table) -> str:
+    label = esc(table.caption)
+    return f'<div class="scroll" tabindex="0" role="group" aria-label="{label}">{table_html(table)}</div>'
+
+
+def worst_table(view: GradientsView) -> Table:
+    rows = view.worst
+    return Table(
+        "parameters that differed",
+        (
+            Column("parameter", False, 0, tuple(row.name for row in rows)),
+            Column("differences", True, 0, tuple(count(row.times) for row in rows)),
+            Column("last at step", True, 0, tuple(count(row.step) for row in rows)),
+            Column("ranks", False, 0, tuple(ranks_text(row.ranks) if row.ranks else "not known" for row in rows)),
+            Column("by up to", True, 0, tuple(number(row.deviation or None, 3) for row in rows)),
+            Column("of its RMS", True, 3, tuple(number(row.relative or None, 2) for row in rows)),
+        ),
+    )
+
+
+def sides_table(view: GradientsView) -> Table:
+    sides = view.sides
+    return Table(
+        "digests by rank",
+        (
+            Column("ranks", False, 0, tuple(ranks_text(side.ranks) for side in sides)),
+            Column("digest", False, 0, tuple(side.digest or "–" for side in sides)),
+            Column("how many", True, 0, tuple(count(len(side.ranks)) for side in sides)),
+        ),
+    )
+
+
+def lanes_table(view: GradientsView) -> Table:
+    lanes = view.lanes
+    return Table(
+        "ranks by time",
+        (
+            Column("ranks", False, 0, tuple(lane.label for lane in lanes)),
+            Column("state", False, 0, tuple(f"{lane.worst.value} {WORDS[lane.worst]}" for lane in lanes)),
+            Column("when", False, 0, tuple(story(lane, view) for lane in lanes)),
+        ),
+    )
+
+
+STYLE: Final = """
+.notice.good{border-color:var(--dt-good)} .notice.quiet{border-color:var(--dt-line)}
+.notice ul{margin:2px 0 0 18px} h2{margin:10px 0 2px}
+.agree-all{margin:8px 0 0;max-height:300px}
+.agree-row{display:flex;align-items:center;gap:8px;margin:2px 0}
+.agree-who{flex:0 0 auto;min-width:9ch;max-width:24ch;overflow:hidden;text-overflow:ellipsis;white-space:nowrap}
+.agree{display:flex;flex:1 1 auto;min-width:120px;height:18px;border-radius:3px;overflow:hidden}
+.agree>i,.legend .agree-AGREES,.legend .agree-DEVIATES,.legend .agree-REPAIRED,.legend .agree-UNCLEAR,
+.legend .agree-UNCHECKED{font:600 11px/18px system-ui,sans-serif;text-align:center;overflow:hidden;min-width:3px}
+.agree>i+i{border-left:1px solid var(--dt-page)}
+.legend i{width:16px!important;height:16px!important;font-style:normal;line-height:16px!important}
+.agree-AGREES{background:var(--dt-lane-STEPPING);color:#000}
+.agree-DEVIATES{color:#fff;background:repeating-linear-gradient(45deg,#b3261e 0 5px,#7d1a14 5px 9px)}
+.agree-REPAIRED{color:#000;background:repeating-linear-gradient(-45deg,#f0b04a 0 5px,#d99420 5px 9px)}
+.agree-UNCLEAR{color:#000;background:repeating-linear-gradient(90deg,#cc79a7 0 4px,#b8618f 4px 8px)}
+.agree-UNCHECKED{color:var(--dt-muted);background:var(--dt-raised);box-shadow:inset 0 0 0 1px var(--dt-line)}
+.agree-axis{display:flex;justify-content:space-between;padding-left:calc(9ch + 8px)}
+"""
