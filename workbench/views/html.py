@@ -46,7 +46,7 @@ background:none;border-bottom:1px solid var(--jp-border-color2,rgba(128,128,128,
 .dtrain-view th.n,.dtrain-view td.n{text-align:right}
 .dtrain-view tr.dtrain-marked>*{font-weight:bold;border-bottom:2px solid currentColor}
 .dtrain-view p{margin:2px 0}
-.dtrain-strip{margin:4px 0;color:inherit;line-height:1.25}
+.dtrain-strip{margin:4px 0;line-height:1.25}
 </style>"""
 _SCRIPT: Final = """<script>(function(){
 var me=document.currentScript,roots=me&&me.previousElementSibling&&me.previousElementSibling.matches('.dtrain-job')?
