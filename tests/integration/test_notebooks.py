@@ -49,6 +49,23 @@ def test_quickstart(kernel_environment: Path) -> None:
     assert processes_of(kernel_environment) == []
 
 
+@pytest.mark.timeout(180)
+def test_gradient_consistency(kernel_environment: Path) -> None:
+    notebook = run("02_gradient_consistency.ipynb")
+    printed = text_of(notebook)
+    assert re.search(r"step \d+: rank 1 deviates in parameters 0.weight, in few bits", printed)
+    assert "element" in printed and "bit 22" in printed
+    assert re.search(r"step \d+: rank 2 deviates in 0.weight after the all-reduce, in few bits", printed)
+    assert re.search(r"step \d+: rank 0 deviates in optimizer state 0.weight.momentum_buffer", printed)
+    assert printed.count("put right, bit for bit") >= 3
+    assert "3 repaired" in printed
+    strips = [line for line in printed.splitlines() if re.match(r"rank \d  [✓↻·]+$", line)]
+    assert {line[:6] for line in strips if "↻" in line} == {"rank 0", "rank 1", "rank 2"}
+    assert "all ranks got the same batch" in printed
+    assert complaints(notebook) == []
+    assert processes_of(kernel_environment) == []
+
+
 def run(name: str) -> nbformat.NotebookNode:
     notebook = nbformat.read(FOLDER / name, as_version=4)
     client = nbclient.NotebookClient(
