@@ -86,8 +86,9 @@ def _finding(found: Found) -> str:
 def _lanes(view: GradientsView) -> str:
     if not view.lanes:
         return ""
+    wide = min(24, max(9, *(len(lane.label) for lane in view.lanes)))
     rows = "".join(
-        f'<div class="agree-row"><span class="agree-who">{esc(lane.label)}</span>'
+        f'<div class="agree-row"><span class="agree-who" style="width:{wide}ch">{esc(lane.label)}</span>'
         f'<div class="agree" role="img" aria-label="{esc(lane.label)}: {esc(story(lane, view))}">'
         f"{_blocks(lane, view)}</div></div>"
         for lane in view.lanes
@@ -99,7 +100,7 @@ def _lanes(view: GradientsView) -> str:
         if state in seen
     )
     first, last = view.columns[0].first_step, view.columns[-1].last_step
-    axis = f'<div class="agree-axis muted small"><span>step {count(first)}</span><span>step {count(last)}</span></div>'
+    axis = f'<div class="agree-axis muted small" style="padding-left:calc({wide}ch + 8px)"><span>step {count(first)}</span><span>step {count(last)}</span></div>'
     return (
         f'<div class="scroll agree-all" tabindex="0" role="group" aria-label="ranks by time">{rows}</div>'
         f'{axis}<div class="legend" aria-hidden="true">{items}</div>'
@@ -195,7 +196,7 @@ STYLE: Final = """
 .notice ul{margin:2px 0 0 18px} h2{margin:10px 0 2px}
 .agree-all{margin:8px 0 0;max-height:300px}
 .agree-row{display:flex;align-items:center;gap:8px;margin:2px 0}
-.agree-who{flex:0 0 auto;min-width:9ch;max-width:24ch;overflow:hidden;text-overflow:ellipsis;white-space:nowrap}
+.agree-who{flex:0 0 auto;overflow:hidden;text-overflow:ellipsis;white-space:nowrap}
 .agree{display:flex;flex:1 1 auto;min-width:120px;height:18px;border-radius:3px;overflow:hidden}
 .agree>i,.legend .agree-AGREES,.legend .agree-DEVIATES,.legend .agree-REPAIRED,.legend .agree-UNCLEAR,
 .legend .agree-UNCHECKED{font:600 11px/18px system-ui,sans-serif;text-align:center;overflow:hidden;min-width:3px}
@@ -206,5 +207,5 @@ STYLE: Final = """
 .agree-REPAIRED{color:#000;background:repeating-linear-gradient(-45deg,#f0b04a 0 5px,#d99420 5px 9px)}
 .agree-UNCLEAR{color:#000;background:repeating-linear-gradient(90deg,#cc79a7 0 4px,#b8618f 4px 8px)}
 .agree-UNCHECKED{color:var(--dt-muted);background:var(--dt-raised);box-shadow:inset 0 0 0 1px var(--dt-line)}
-.agree-axis{display:flex;justify-content:space-between;padding-left:calc(9ch + 8px)}
+.agree-axis{display:flex;justify-content:space-between}
 """

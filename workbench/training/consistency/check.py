@@ -14,7 +14,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from time import thread_time
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import torch
 
@@ -53,6 +53,12 @@ FOLLOWS: Final[Mapping[str, tuple[str, ...]]] = {
 
 class ReplicasDifferError(RuntimeError):
     """Ranks that should hold the same do not, and the job was to stop or go back then; says who, where and what."""
+
+
+class Reads(NamedTuple):
+    """What an exchange of rows is about."""
+
+    unit: Unit
 
 
 class Checker:
@@ -94,7 +100,10 @@ class Checker:
             return
         unit.room.post(unit, row)
         while (answer := unit.room.answer()) is not None:
-            self._take(answer[0], lanes.read(answer[1]), begun)
+            if isinstance(answer[0], Reads):
+                self._tell_data(answer[0].unit, answer[1])
+            else:
+                self._take(answer[0], lanes.read(answer[1]), begun)
         if unit.room.is_waiting:
             self._missed(unit)
 
@@ -109,7 +118,7 @@ class Checker:
             self._time(unit, begun)
             self.reports.agreed(unit, self.step_of(), unit.digest)
         if reading.largest["rows"]:
-            self._tell_data(unit)
+            unit.room.post_next(Reads(unit), numbers_of(self.data.row(unit)))
         self._pace(unit, reading.largest)
 
     def _row(self, unit: Unit) -> torch.Tensor | None:
@@ -175,9 +184,9 @@ class Checker:
 
     # --- what ranks read ---
 
-    def _tell_data(self, unit: Unit) -> None:
-        """All ranks are here; what their rows say together is the same on all of them."""
-        rows = [row_of(values) for values in unit.room.gather_rows(numbers_of(self.data.row(unit)))]
+    def _tell_data(self, unit: Unit, table: torch.Tensor) -> None:
+        """What the rows of all ranks say together is the same on all of them."""
+        rows = [row_of(numbers) for numbers in table.tolist()]
         for doubt in self.rows.look(rows, unit.room.ranks):
             self.reports.doubted(unit, self.step_of(), doubt)
 

@@ -56,6 +56,15 @@ class Room:
         """Bring a row to the others, in its turn."""
         self._waiting.append((about, row))
 
+    def post_next(self, about: Any, numbers: list[int]) -> None:
+        """Bring each rank's numbers to all before anything else; the answer has a line a rank.
+
+        For what follows from an answer, so that it comes at the same turn on all ranks, also on one that is behind.
+        """
+        table = torch.full((self.size, len(numbers)), torch.iinfo(torch.int64).min)
+        table[self.index] = torch.tensor(numbers, dtype=torch.int64)
+        self._waiting.appendleft((about, table))
+
     def answer(self) -> tuple[Any, torch.Tensor] | None:
         """What the next row was about, and the largest of each number over all ranks; None: there is no more, or
         somebody has not come (`is_waiting`).
@@ -101,14 +110,7 @@ class Room:
             return False
         return True
 
-    # --- after an exchange: all ranks come ---
-
-    def gather_rows(self, row: list[int]) -> list[list[int]]:
-        """Of each rank as many numbers as this one gives."""
-        mine = torch.tensor(row, dtype=torch.int64)
-        found = [torch.empty_like(mine) for _ in self.ranks]
-        self._wait(self.group.allgather([found], [mine]))
-        return [numbers.tolist() for numbers in found]
+    # --- after a difference: all ranks come ---
 
     def gather(self, value: Any) -> list[Any]:
         values: list[Any] = [None] * self.size
