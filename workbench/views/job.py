@@ -27,8 +27,8 @@ from workbench.telemetry import RankBeat
 from workbench.views.buckets import across_ranks, join, merge, merge_totals
 from workbench.views.checkpoints import CheckpointList
 from workbench.views.curve import LossPoint
-from workbench.views.loss import Ranks, diagnose
 from workbench.views.gradients import GradientsBuilder, GradientsView
+from workbench.views.loss import Ranks, diagnose
 from workbench.views.series import History, RankPoint, SeriesPoint, known, per_second, point_of, rank_point_of
 from workbench.views.spans import Timeline
 from workbench.views.straggler import find_slowest, own_time, shares

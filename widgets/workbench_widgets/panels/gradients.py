@@ -100,7 +100,8 @@ def _lanes(view: GradientsView) -> str:
         if state in seen
     )
     first, last = view.columns[0].first_step, view.columns[-1].last_step
-    axis = f'<div class="agree-axis muted small" style="padding-left:calc({wide}ch + 8px)"><span>step {count(first)}</span><span>step {count(last)}</span></div>'
+    ends = f"<span>step {count(first)}</span><span>step {count(last)}</span>"
+    axis = f'<div class="agree-axis muted small" style="padding-left:calc({wide}ch + 8px)">{ends}</div>'
     return (
         f'<div class="scroll agree-all" tabindex="0" role="group" aria-label="ranks by time">{rows}</div>'
         f'{axis}<div class="legend" aria-hidden="true">{items}</div>'
