@@ -59,6 +59,12 @@ def test_a_recovery_that_is_not_done(more: list[Event], now: float, end: str) ->
     assert lines[0].endswith(end)
 
 
+def test_an_attempt_that_ended_in_its_first_step_got_to_it() -> None:
+    again = [*launched(), *killed(5.0, 1), resumed(5.5, 9), *killed(5.8, 1, count=1), resumed(6.5, 9, count=2)]
+    lines = story_lines(timeline_of(again, now=9.0), clock)
+    assert lines[0].endswith("→ restart 1 of 3 → which got to step 10, 1 step lost")
+
+
 def test_what_is_no_failure_is_told_by_its_decision() -> None:
     record = [
         *launched(4),

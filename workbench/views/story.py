@@ -106,6 +106,8 @@ def _came_back(attempt: Attempt, following: Attempt, timeline: Timeline) -> str:
         return f"steps again after {span(following.began_at - following.start)}{lost}"
     if following.end is not None and following.outcome.startswith(JobPhase.SUCCEEDED.value):
         return f"which had nothing left to do{lost}"
+    if following.end is not None and _steps(following) != NOTHING:  # not every rank, or not heard of in time
+        return f"which got to step {following.last_step:,}{lost}"
     if following.end is not None:
         return "which did not get to a step"
     return f"waiting for its first step for {span(timeline.end - following.start)}"
