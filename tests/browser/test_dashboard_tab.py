@@ -15,7 +15,7 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
-from lab import LOCAL, LiveView, wait_for
+from lab import LOCAL, LiveView, Tab, wait_for
 from playwright.sync_api import Browser, Page
 from test_notebook import assert_moves, await_steps
 
@@ -174,3 +174,21 @@ def test_closing_the_tab_frees_its_session(readers: Callable[..., Reader], launc
     reader.page.goto("about:blank")
     wait_for(lambda: health(url, cookies)["pages"] == 0, "the page is forgotten", 20, every=0.5)
     wait_for(lambda: health(url, cookies)["followed"] == 0, "nobody follows the job", 60, every=1.0)
+
+
+def test_a_notebook_shows_all_jobs_in_the_cell(tab: Tab, launch: Launch) -> None:
+    job = launch("steady.py", 60)
+    await_steps(job)
+    tab.open(tab.lab.write("all.ipynb", "%load_ext workbench\n%dtrain dashboard"))
+    tab.run_cell(0)
+    tab.await_cell(0)
+
+    def found() -> Any:
+        tab.page.evaluate("1")  # lets Playwright hear of new frames
+        return next((frame for frame in tab.page.frames if "/dtrain/?theme=" in frame.url), None)
+
+    frame = wait_for(found, "the list of jobs in the cell", 30)
+    frame.get_by_role("link", name=job.job_id).click(timeout=20_000)
+    assert_moves(tab.live())
+    saved = (tab.lab.work / "all.ipynb").read_text()
+    assert "token" not in saved
