@@ -217,6 +217,11 @@ def _complaints(spec: JobSpec) -> list[tuple[bool, str, str]]:
         ),
         (spec.max_steps < 0, f"max_steps is {spec.max_steps}", "give steps, 0 for no limit"),
         (
+            spec.consistency_every == -1 and bool(spec.check_reduce or spec.bitwise or spec.exact_reduce),
+            "all-reduces are to be checked, and checks are off",
+            "leave --consistency-every off out",
+        ),
+        (
             spec.exact_reduce not in (0, 32, 64),
             f"exact_reduce is {spec.exact_reduce}",
             "give 32 or 64, the bits of an integer, or 0 for none",

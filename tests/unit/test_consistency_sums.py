@@ -77,7 +77,7 @@ def test_what_is_no_number_is_flagged_where_it_comes_out_of_numbers(value: float
 
 
 def test_the_tolerance_is_far_from_what_moves_a_gradient() -> None:
-    """A change of 0.2 % of the root mean square is seen: a row's scale is some 32 times as large."""
+    """A change of 0.2 % of the root mean square is seen: a row's scale is some 16 times as large."""
     for ranks in (2, 4):
         sent = gradients(ranks, 64, "normal", torch.float32)
         came = reduced(sent)

@@ -26,7 +26,7 @@ from typing import Final
 
 import torch
 
-ROW: Final = 1024  # values; the sums and scales are 2 / ROW of what is sent
+ROW: Final = 256  # values; the sums and scales are 2 / ROW of what is sent, and what is missed grows with its root
 DEPTH: Final = 16
 SIGMAS: Final = 6.0
 
