@@ -161,7 +161,7 @@ def _copier(rank: int, state: dict[str, Any], parts: int) -> Callable[[], int]:
         if rank >= parts:
             value, share = None, None
         else:
-            value, share = divide(taken.tree, sharing.lists(taken), rank)
+            value, share = divide(taken.tree, [list(part.values()) for part in sharing.parts(taken)], rank)
         made = slots.write(step, {"state": value, "extras": extras}, Kind.WHOLE, share=share)
         assert made is not None
         assert made.header is not None

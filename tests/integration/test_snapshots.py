@@ -289,8 +289,11 @@ def test_memory_is_gone_with_its_agent_and_the_disk_is_used(host: AgentHost, tmp
 
 
 def test_a_newer_checkpoint_on_disk_comes_before_memory(host: AgentHost, tmp_path: Path) -> None:
-    fields = {"checkpoint_every": 10, "checkpoint_dir": str(tmp_path / "checkpoints"), "snapshot_every": 4}
-    spec = replace(host.spec(TIERS, max_restarts=9, **fields), args=("11",))
+    fields = {"checkpoint_dir": str(tmp_path / "checkpoints"), "snapshot_every": 4}
+    by_hand = TIERS.replace("optimizer.step()\n", "optimizer.step()\n        SAVE\n").replace(
+        "SAVE", "if step == 9: Run.current().save({'model': model, 'optimizer': optimizer})"
+    )
+    spec = replace(host.spec(by_hand, max_restarts=9, **fields), args=("11",))
     job_id = host.start(spec)
     host.says(job_id, "at 11")
     host.until(job_id, lambda: [one for one in host.of(job_id, CheckpointSaved) if one.checkpoint.step == 10])

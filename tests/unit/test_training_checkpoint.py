@@ -22,6 +22,7 @@ from torch import nn
 from workbench.training import catalogue, files, manifest, saving
 from workbench.training.checkpoint import Checkpointer
 from workbench.training.saving import Where
+from workbench.training.staging import Held
 from workbench.training.states import UnfitError, plain_name
 from workbench.training.team import Team
 
@@ -446,3 +447,26 @@ def test_what_is_summed_in_another_thread_is_summed_right(rank: Rank) -> None:
     assert max(record.size for record in found.manifest.files.values()) > files.LARGE
     for name, record in found.manifest.files.items():
         assert zlib.crc32((path / name).read_bytes()) == record.crc
+
+
+def test_a_copy_that_is_held_is_written_instead_of_another_and_released(rank: Rank) -> None:
+    state = {"model": nn.Linear(3, 4)}
+    before = state["model"].weight.detach().clone()
+    released: list[bool] = []
+    held = Held({("model", "weight"): before}, lambda: released.append(rank.checkpointer.is_busy))
+    assert rank.checkpointer.save(state, 1, held=held)
+    state["model"].weight.data.zero_()
+    assert rank.checkpointer.finish(20)
+    assert released == [True]
+    assert set(rank.checkpointer._staging._buffers) == {("model", "bias")}
+    assert rank.checkpointer.load(state) is not None
+    assert torch.equal(state["model"].weight, before)
+
+
+def test_a_held_copy_of_another_shape_is_not_written(rank: Rank) -> None:
+    state = {"model": nn.Linear(3, 4)}
+    before = state["model"].weight.detach().clone()
+    assert rank.checkpointer.save(state, 1, held=Held({("model", "weight"): torch.zeros(3, 4)}, lambda: None))
+    assert rank.checkpointer.finish(20)
+    assert rank.checkpointer.load(state) is not None
+    assert torch.equal(state["model"].weight, before)

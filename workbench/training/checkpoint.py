@@ -25,7 +25,7 @@ from workbench.training.loading import Choice, Loaded, read_into
 from workbench.training.manifest import Manifest
 from workbench.training.proof import difference, is_proof, prove
 from workbench.training.saving import Copy, Save, SaveError, Where
-from workbench.training.staging import Staging
+from workbench.training.staging import Held, Staging
 from workbench.training.states import UnfitError
 from workbench.training.team import Team
 
@@ -42,6 +42,7 @@ class Checkpointer:
         self._thread: threading.Thread | None = None
         self._writing = 0  # the step that is being written
         self._was_skipped = False
+        self._release: Callable[[], object] | None = None  # of the copy that is being written
         self.standing: Callable[[], AbstractContextManager[object]] = nullcontext  # around what training stands for
         if team.leads:
             catalogue.remove_leftovers(where.folder, where.job_id)
@@ -52,27 +53,33 @@ class Checkpointer:
     def is_busy(self) -> bool:
         return self._thread is not None and self._thread.is_alive()
 
-    def save(self, state: Mapping[str, Any], step: int, extras: Any = None, *, wait: bool = False) -> bool:
+    def save(
+        self, state: Mapping[str, Any], step: int, extras: Any = None, *, wait: bool = False, held: Held | None = None
+    ) -> bool:
         """Copy the state and have it written; False when the save before is still on its way, unless `wait` is asked.
 
         Never raises for what the disk does, nor for a state that cannot be kept: that becomes a fact of the job.
+        `held`: a copy of this very state, which is written instead of another and then released.
         """
         # Waiting for rank 0 is no checkpoint's time: a rank that does not come has to be noticed as ever.
         if self.team.decide(lambda: "busy" if self.is_busy and not wait else "go") == "busy":
             self._say_skipped(step)
+            if held is not None:
+                held.release()
             return False
         self.finish()
         with self.standing():
             begun = time.monotonic()
-            copied = self._copy(state, step, extras)
+            copied = self._copy(state, step, extras, held)
+            self._release = held.release if held is not None else None
             self._start(Save(copied, self.where, self.team), begun, time.monotonic() - begun)
         return True
 
-    def _copy(self, state: Mapping[str, Any], step: int, extras: Any) -> Copy:
+    def _copy(self, state: Mapping[str, Any], step: int, extras: Any, held: Held | None) -> Copy:
         try:
             taken = states.take(state)
             proof = prove(taken)
-            tree, objects = self._staging.copy(taken)
+            tree, objects = self._staging.copy(taken, held.tensors if held is not None else {})
         except Exception as error:  # the other ranks wait to hear of it
             problem = str(error) if isinstance(error, UnfitError) else f"{type(error).__name__}: {error}"
             return Copy(step=step, problem=problem)
@@ -91,7 +98,7 @@ class Checkpointer:
 
     def _write(self, save: Save, begun: float, stalled: float) -> None:
         try:
-            made, path = save.write()
+            made, path = self._written(save)
         except SaveError as error:
             if self.team.leads:
                 at = "" if error.rank is None or self.team.world_size == 1 else f"rank {error.rank}: "
@@ -102,6 +109,13 @@ class Checkpointer:
             seconds = time.monotonic() - begun
             self._fact("CheckpointSaved", checkpoint=describe(path, made), seconds=seconds, stalled=stalled)
             catalogue.prune(self.where.folder, self.where.keep, self.where.keep_every)
+
+    def _written(self, save: Save) -> tuple[Manifest, Path]:
+        try:
+            return save.write()
+        finally:
+            if self._release is not None:
+                self._release()
 
     def _say_skipped(self, step: int) -> None:
         if self.team.leads and not self._was_skipped:

@@ -129,11 +129,11 @@ class Keeping:
             return
         if self._observer is not None and self._observer.is_between_backward_and_step:
             return
-        if self._remembers:
+        if self._memory is not None:  # for the disk too: what is written is copied once
             self._remember(steps, state, position, done)
         if self._waits:
             self._waits = False
-            self.save(steps, state, position, done, wait=False)
+            self.save(steps, state, position, done, wait=False, is_remembered=True)
 
     def _remember(self, steps: int, state: Mapping[str, Any], position: DataPosition, done: int) -> None:
         assert self._memory is not None
@@ -151,10 +151,13 @@ class Keeping:
         return wants
 
     def save(
-        self, steps: int, state: Mapping[str, Any], position: DataPosition | None, done: int = 0, *, wait: bool
-    ) -> bool:
+        self, steps: int, state: Mapping[str, Any], position: DataPosition | None, done: int = 0, *, wait: bool,
+        is_remembered: bool = False,
+    ) -> bool:  # fmt: skip
+        """`is_remembered`: this very state has just been copied in memory, if that is done at all."""
         extras = self._extras(steps, position, done)
-        is_begun = self._checkpointer.save(state, self._number(steps), extras, wait=wait)
+        held = self._memory.hold(steps) if is_remembered and self._memory is not None else None
+        is_begun = self._checkpointer.save(state, self._number(steps), extras, wait=wait, held=held)
         if is_begun:
             self._saved_at = steps
         return is_begun

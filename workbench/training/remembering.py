@@ -6,15 +6,20 @@ objects may differ from rank to rank, so each rank keeps those as its own. Needs
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Mapping
 from typing import Any
+
+import torch
 
 from workbench.training import packing, states
 from workbench.training.control import Control
 from workbench.training.loading import Loaded
 from workbench.training.sharing import Sharing
 from workbench.training.snapshots import Snapshots
+from workbench.training.staging import Held
+from workbench.training.states import Path, leaves
 
 
 class Memory:
@@ -23,6 +28,7 @@ class Memory:
     def __init__(self, control: Control, snapshots: Snapshots) -> None:
         self._control, self._snapshots = control, snapshots
         self._sharing = Sharing(len(snapshots.peers))
+        self._away: list[Path] = []  # of tensors in other ranks' parts than the first's, by number
 
     @classmethod
     def open(cls, control: Control) -> Memory | None:
@@ -42,7 +48,22 @@ class Memory:
             self._snapshots.switch_off(str(error) or type(error).__name__)
             return
         own = {"extras": extras, "objects": taken.objects}
-        self._snapshots.take(step, taken.tree, own, number, self._sharing.lists(taken))
+        parts = self._sharing.parts(taken)
+        self._away = [path for part in parts[1:] for path in part]
+        self._snapshots.take(step, taken.tree, own, number, [list(part.values()) for part in parts])
+
+    def hold(self, step: int) -> Held | None:
+        """This rank's part of the copy of that step, which stays as it is until it is released; None: there is none."""
+        value = self._snapshots.hold(step)
+        if value is None:
+            return None
+        state = value["state"] or {}
+        if all(isinstance(name, int) for name in state):
+            found = [(self._away[number], tensor) for number, tensor in state.items()]
+        else:
+            found = list(leaves(state))
+        tensors = {path: tensor for path, tensor in found if isinstance(tensor, torch.Tensor)}
+        return Held(tensors, functools.partial(self._snapshots.release, step))
 
     def load(self, state: Mapping[str, Any], newest: int) -> Loaded | None:
         """Give the state what every rank has of it in memory; None where that is older than `newest`, on disk."""

@@ -28,14 +28,14 @@ class Sharing:
         """Of each shared tensor, and value beside them."""
         return self._owned(shared_leaves(taken))
 
-    def lists(self, taken: Taken) -> list[list[torch.Tensor]]:
+    def parts(self, taken: Taken) -> list[dict[Path, torch.Tensor]]:
         """The shared tensors, by rank."""
-        found: list[list[torch.Tensor]] = [[] for _ in range(self.size)]
+        found: list[dict[Path, torch.Tensor]] = [{} for _ in range(self.size)]
         shared = shared_leaves(taken)
         owners = self._owned(shared)
         for path, value in shared.items():
             if isinstance(value, torch.Tensor):
-                found[owners[path]].append(value)
+                found[owners[path]][path] = value
         return found
 
     def _owned(self, shared: dict[Path, Any]) -> dict[Path, int]:

@@ -7,13 +7,21 @@ all ranks each copies its share only.
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import torch
 
 from workbench.training.sharing import Sharing
 from workbench.training.states import Path, Taken, Tree, leaves, set_leaf
+
+
+class Held(NamedTuple):
+    """A copy that is there already, of some tensors; it stays as it is until it is released, once, in any thread."""
+
+    tensors: Mapping[Path, torch.Tensor]
+    release: Callable[[], object]
 
 
 class Staging:
@@ -23,13 +31,19 @@ class Staging:
         self._rank, self._sharing = rank, Sharing(world_size)
         self._buffers: dict[Path, torch.Tensor] = {}
 
-    def copy(self, taken: Taken) -> tuple[Tree, dict[str, Any]]:
-        """This rank's part of the tree, on the CPU, and a copy of the objects' states. Returns when all is copied."""
+    def copy(
+        self, taken: Taken, held: Mapping[Path, torch.Tensor] = MappingProxyType({})
+    ) -> tuple[Tree, dict[str, Any]]:
+        """This rank's part of the tree, on the CPU, and a copy of the objects' states. Returns when all is copied.
+
+        What is in `held` is not copied again.
+        """
         mine = {path: value for path, value in leaves(taken.tree) if self._is_mine(path, value, taken)}
         owners = self._sharing.owners(taken)
         mine = {path: value for path, value in mine.items() if owners.get(path, self._rank) == self._rank}
         tensors = {path: value.detach() for path, value in mine.items() if isinstance(value, torch.Tensor)}
-        copies = self._copy_tensors(tensors)
+        there = {path: held[path] for path, tensor in tensors.items() if _is_copy(held.get(path), tensor)}
+        copies = {**there, **self._copy_tensors({path: t for path, t in tensors.items() if path not in there})}
         tree: Tree = {}
         for path, value in mine.items():
             set_leaf(tree, path, copies[path] if path in copies else copy.deepcopy(value))
@@ -58,6 +72,10 @@ class Staging:
 
 def _local(tensor: Any) -> Any:
     return tensor.to_local() if hasattr(tensor, "device_mesh") else tensor
+
+
+def _is_copy(held: torch.Tensor | None, tensor: torch.Tensor) -> bool:
+    return held is not None and not hasattr(tensor, "device_mesh") and _is_alike(held, tensor)
 
 
 def _is_alike(buffer: Any, tensor: Any) -> bool:
