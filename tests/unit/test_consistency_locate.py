@@ -75,6 +75,14 @@ def test_what_only_one_side_has_differs() -> None:
     assert (verdict.sides.deviating, verdict.names) == ((0,), ["0.weight", "1.weight"])
 
 
+@pytest.mark.parametrize("rank", [0, 1])
+def test_of_two_the_other_one_is_what_is_held_against(rank: int) -> None:
+    accounts = [account(changed=place == rank, parameters=weights(place)) for place in range(2)]
+    verdict = decide(accounts, ["parameters"])
+    assert verdict is not None
+    assert (verdict.sides.deviating, verdict.reference) == ((rank,), 1 - rank)
+
+
 def test_what_has_passed_is_no_verdict() -> None:
     assert decide([account(gradients=weights(1)), account(gradients=weights(1))], ["gradients"]) is None
 

@@ -31,7 +31,7 @@ from workbench.training.consistency.rows import numbers as numbers_of
 
 MOST_MISSED: Final = 3  # checks in a row to which somebody did not come
 SMOOTH: Final = 0.2  # weight of the newest time
-AIM: Final = 0.9  # of the budget: times scatter
+AIM: Final = 0.8  # of the budget: times scatter
 TIMED_FIRST: Final = 16  # checks that are timed, and then
 TIMED_EACH: Final = 8
 DIGESTS: Final = ("parameters", "state", "gradients", "buffers")

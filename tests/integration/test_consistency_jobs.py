@@ -1,0 +1,106 @@
+"""Jobs of a real pool whose replicas differ: stopped with all that is known, or taken back to where they agreed."""
+
+from __future__ import annotations
+
+import pytest
+
+from workbench.errors import GradientMismatchError
+from workbench.events import CheckpointSaved, ConsistencyPaced, GradientMismatched, RunResumed
+from workbench.session import Job, Session
+from workbench.state import Compared, JobPhase
+
+STEPS, SAVED, BAD = 12, 4, 6
+
+# One bit of rank 1's momentum flips after step 6 of the first generation. It is seen before the next step.
+PROGRAM = f"""
+import os, torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+from workbench.training import Run
+
+torch.set_num_threads(1)
+dist.init_process_group("gloo")
+torch.manual_seed(0)
+data = TensorDataset(torch.randn({STEPS * 8}, 8))
+model = DDP(nn.Linear(8, 4))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+loader = DataLoader(data, 4, sampler=DistributedSampler(data))
+for step, (x,) in Run.current().steps(loader, {{"model": model, "optimizer": optimizer}}):
+    optimizer.zero_grad()
+    model(x).square().mean().backward()
+    optimizer.step()
+    is_first = os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
+    if step + 1 == {BAD} and dist.get_rank() == 1 and is_first and os.environ.get("SPOIL"):
+        held = optimizer.state[model.module.weight]["momentum_buffer"]
+        held.view(-1)[3:4].view(torch.int32).bitwise_xor_(1 << 20)
+total = sum(float(value.double().sum()) for value in model.parameters())
+print("sum", total.hex(), flush=True)
+dist.destroy_process_group()
+"""
+
+
+def launch(session: Session, *, spoil: bool = True, **options: object) -> Job:
+    env = {"SPOIL": "1"} if spoil else {}
+    return session.launch(source=PROGRAM, nproc_per_node=2, consistency_every=1, env=env, **options)
+
+
+def mismatch(job: Job) -> GradientMismatched:
+    (found,) = [event for event in job.events() if isinstance(event, GradientMismatched)]
+    return found
+
+
+def test_a_stopped_job_says_who_what_where_and_what_to_do(session: Session) -> None:
+    job = launch(session, on_mismatch="stop")
+    error = job.exception(60)
+    assert isinstance(error, GradientMismatchError)
+    assert (error.rank, error.step) == (1, BAD)
+    for words in ("rank 1 deviates in optimizer state", "weight.momentum_buffer", "bit 20", "bits flipped"):
+        assert words in str(error)
+    found = mismatch(job)
+    assert (found.mismatch.compared, found.mismatch.told_by, found.response) == (Compared.STATE, "own digest", "stop")
+    assert found.cause == "bits flipped"
+    assert found.fix
+    assert found.sentence in job.logs(rank=0)
+
+
+def test_a_job_goes_back_to_the_checkpoint_in_which_its_ranks_agreed(session: Session) -> None:
+    """And ends with the very numbers that it would have had."""
+    clean = launch(session, spoil=False)
+    assert clean.wait(60) is JobPhase.SUCCEEDED
+    job = launch(session, on_mismatch="rollback", max_restarts=1, checkpoint_every=SAVED, snapshot_every=-1)
+    assert job.wait(60) is JobPhase.SUCCEEDED
+    saved = [event.checkpoint for event in job.events() if isinstance(event, CheckpointSaved)]
+    assert (saved[0].step, saved[0].agreed) == (SAVED, True)
+    (resumed,) = [event for event in job.events() if isinstance(event, RunResumed)]
+    assert (resumed.step, resumed.is_proved) == (SAVED, True)
+    assert mismatch(job).response == "rollback"
+    sums = [
+        next(line for line in logs.splitlines() if "sum" in line) for logs in (clean.logs(rank=0), job.logs(rank=0))
+    ]
+    assert sums[0] == sums[1]
+
+
+def test_a_repaired_job_goes_on_to_the_same_end(session: Session) -> None:
+    clean, job = launch(session, spoil=False), launch(session, on_mismatch="repair")
+    assert clean.wait(60) is job.wait(60) is JobPhase.SUCCEEDED
+    assert job.state.restart_count == 0
+    assert "bit for bit" in job.logs(rank=0)
+    sums = [
+        next(line for line in logs.splitlines() if "sum" in line) for logs in (clean.logs(rank=0), job.logs(rank=0))
+    ]
+    assert sums[0] == sums[1]
+
+
+@pytest.mark.parametrize(("option", "is_checked"), [({}, True), ({"consistency_every": -1}, False)])
+def test_ranks_are_compared_unless_that_is_switched_off(
+    session: Session, option: dict[str, int], is_checked: bool
+) -> None:
+    job = session.launch(source=PROGRAM, nproc_per_node=2, **option)
+    assert job.wait(60) is JobPhase.SUCCEEDED
+    paced = [event for event in job.events() if isinstance(event, ConsistencyPaced)]
+    assert bool(paced) is is_checked
+    reports = job.follow(timeout=1).checks
+    assert bool(reports) is is_checked
+    assert all(report.agreed == report.checked for report in reports)
