@@ -17,11 +17,13 @@ from workbench.events import (
     FailureDetected,
     FaultHappened,
     FaultInjected,
+    GradientMismatched,
     LaunchRequested,
     NonFiniteFound,
     PhaseChanged,
     RankExited,
     RecoveryStarted,
+    ReplicasRepaired,
     ResizeRequested,
     ResumeRequested,
     RunResumed,
@@ -36,9 +38,11 @@ from workbench.spec import JobSpec
 from workbench.state import (
     Checkpoint,
     CheckpointTier,
+    Compared,
     Failure,
     FailureKind,
     JobPhase,
+    Mismatch,
     Placement,
     Stall,
     StallKind,
@@ -291,11 +295,14 @@ def test_a_resume_is_another_attempt_and_the_time_between_is_nobody_s() -> None:
 
 def test_everything_worth_a_mark_has_one() -> None:
     bad = Checkpoint(step=5, path="/c/5", world_size=2, saved_at=4.0, problem="model.pt is 12 bytes short")
+    differs = Mismatch(compared=Compared.PARAMETERS, ranks=(1,))
     record = [
         *launched(),
         CheckpointFailed(time=4.0, restart_count=0, step=5, reason="no space left on device", rank=1),
         StragglerDetected(time=4.5, restart_count=0, rank=1, score=3.0, reason="rank 1 takes 3 times as long"),
         NonFiniteFound(time=4.6, restart_count=0, rank=1, step=9, what="loss"),
+        GradientMismatched(time=4.7, restart_count=0, step=9, mismatch=differs, sentence="step 9: rank 1 deviates"),
+        ReplicasRepaired(time=4.8, restart_count=0, step=9, ranks=(1,), source=0, tensors=1, size=64),
         FaultInjected(time=4.9, fault="kill", rank=1),
         FaultHappened(time=4.95, restart_count=0, fault="kill", rank=1, step=10),
         *killed(5.0, 1),
@@ -307,6 +314,8 @@ def test_everything_worth_a_mark_has_one() -> None:
         ("SAVE_FAILED", "step 5 was not saved: no space left on device"),
         ("STRAGGLER", "rank 1 takes 3 times as long"),
         ("NON_FINITE", "loss of rank 1 is not finite at step 9"),
+        ("MISMATCH", "step 9: rank 1 deviates"),
+        ("REPAIRED", "rank 1 given what rank 0 has, bit for bit"),
         ("REQUESTED", "kill asked for on rank 1"),
         ("INJECTED", "kill done to rank 1 on purpose"),
         ("FAILED", "rank 1 killed by SIGKILL at step 10"),

@@ -14,9 +14,11 @@ from workbench.events import (
     FailureDetected,
     FaultHappened,
     FaultInjected,
+    GradientMismatched,
     NonFiniteFound,
     PhaseChanged,
     RecoveryStarted,
+    ReplicasRepaired,
     ResizeRequested,
     ResumeRequested,
     SlotsReturned,
@@ -99,6 +101,18 @@ def _checkpoint(checkpoint: Checkpoint) -> str:
     return f"checkpoint of step {checkpoint.step:,} ({how_large}{checkpoint.tier.value})"
 
 
+def _differed(event: GradientMismatched) -> _Told:
+    what = (
+        event.sentence
+        or f"step {event.step:,}: {_ranks(event.mismatch.ranks)} differ in {event.mismatch.compared.value}"
+    )
+    return _Told(MarkKind.MISMATCH, what, event.mismatch.ranks, event.step)
+
+
+def _ranks(ranks: tuple[int, ...]) -> str:
+    return plural(len(ranks), "rank") if len(ranks) != 1 else f"rank {ranks[0]}"
+
+
 def _resume(event: ResumeRequested) -> _Told:
     step = "the newest checkpoint" if event.step is None else f"step {event.step:,}"
     where = "the start" if event.path == THE_START else step
@@ -137,6 +151,10 @@ _TELL: Final[Mapping[type, Callable[[Any], _Told | None]]] = {
     StragglerGone: lambda e: _Told(MarkKind.STRAGGLER, f"rank {e.rank} is as fast as the others again", (e.rank,)),
     NonFiniteFound: lambda e: _Told(
         MarkKind.NON_FINITE, f"{e.what} of rank {e.rank} is not finite at step {e.step:,}", (e.rank,), e.step
+    ),
+    GradientMismatched: _differed,
+    ReplicasRepaired: lambda e: _Told(
+        MarkKind.REPAIRED, f"{_ranks(e.ranks)} given what rank {e.source} has, bit for bit", e.ranks, e.step
     ),
     ResumeRequested: _resume,
     ResizeRequested: _resize,

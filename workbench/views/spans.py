@@ -47,6 +47,8 @@ class MarkKind(enum.Enum):
     REFUSED = "checkpoint refused"
     STRAGGLER = "straggler"
     NON_FINITE = "not a number"
+    MISMATCH = "ranks differ"
+    REPAIRED = "repaired"
     ENDED = "ended"
 
 
@@ -64,6 +66,8 @@ LETTERS: Final[Mapping[MarkKind, str]] = {
     MarkKind.REFUSED: "B",
     MarkKind.STRAGGLER: "L",
     MarkKind.NON_FINITE: "N",
+    MarkKind.MISMATCH: "M",
+    MarkKind.REPAIRED: "P",
     MarkKind.ENDED: "E",
 }
 

@@ -36,18 +36,20 @@ WEIGHT: Final = (
     MarkKind.FAILED,
     MarkKind.STALLED,
     MarkKind.NON_FINITE,
+    MarkKind.MISMATCH,
     MarkKind.REFUSED,
     MarkKind.SAVE_FAILED,
     MarkKind.INJECTED,
     MarkKind.STRAGGLER,
     MarkKind.ENDED,
     MarkKind.RECOVERED,
+    MarkKind.REPAIRED,
     MarkKind.DECIDED,
     MarkKind.REQUESTED,
     MarkKind.STALL_ENDED,
     MarkKind.SAVED,
 )
-BAD: Final = frozenset(WEIGHT[:5])
+BAD: Final = frozenset(WEIGHT[:6])
 SHAPES: Final = dict.fromkeys(BAD, "square") | {  # all with room for a letter
     MarkKind.INJECTED: "square_pin",
     MarkKind.RECOVERED: "circle",
