@@ -56,6 +56,12 @@ GRADIENTS, PARAMETERS, STATE = Compared.GRADIENTS, Compared.PARAMETERS, Compared
         (Cause.CORRUPTED, Compared.BUFFERS, {**SIDES, **FLIP}),
         (Cause.SKIPPED, Compared.STEPS, SIDES),
         (Cause.SCALER, Compared.SCALE, SIDES),
+        (Cause.REDUCED, Compared.REDUCE, {**FLIP, "stage": "checksum"}),
+        (Cause.REDUCED, Compared.REDUCE, {**FLIP, "is_lasting": True}),
+        (Cause.CORRUPTED, Compared.REDUCE, {**SIDES, **FLIP, "stage": "after"}),
+        (Cause.REDUCED, Compared.REDUCE, FLIP),
+        (Cause.SEEDS, Compared.SHARDS, {**SIDES, **WHOLE}),
+        (Cause.GATHERED, Compared.GATHERED, {**SIDES, **WHOLE}),
         (Cause.UNKNOWN, Compared.DATA, {}),
     ],
 )
