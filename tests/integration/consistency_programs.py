@@ -199,10 +199,9 @@ def clean_unused_parameters() -> Any:
 
 @case
 def clean_dropout_and_uneven_last_batch() -> Any:
-    model = nn.Sequential(net(), nn.Dropout(0.0))
-    torch.manual_seed(dist.get_rank())
     layers = [*net().children()]
     model = nn.Sequential(layers[0], nn.Dropout(0.5), *layers[1:])
+    torch.manual_seed(dist.get_rank())
 
     def back(wrapped: Any, step: int) -> None:
         size = 3 + dist.get_rank() if step == STEPS - 1 else 8

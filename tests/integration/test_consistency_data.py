@@ -14,7 +14,7 @@ from tests.integration.training_ranks import end_forkserver, run_in_ranks
 from workbench.policy.data import DataCause, DataExplanation, explain_data
 from workbench.state import DataDoubt
 
-CLEAN = [name for name in programs.CASES if name.startswith("clean")]
+CLEAN = [name for name in programs.CASES if name.startswith("clean") and name != "clean_workers"]
 WORLDS = pytest.mark.parametrize("ranks", [2, 4])
 
 
@@ -78,6 +78,10 @@ def test_what_is_odd_is_told_with_its_cause(case: str, cause: DataCause, step: i
 )
 def test_loaders_with_workers(case: str, cause: DataCause) -> None:
     assert cause in [why.cause for *_, why in told_by(case, 2)]
+
+
+def test_loaders_with_workers_that_are_as_they_should_be() -> None:
+    assert told_by("clean_workers", 2) == []
 
 
 def test_the_ranks_are_named() -> None:
