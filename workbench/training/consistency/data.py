@@ -20,7 +20,7 @@ from workbench.training.patching import Function, Patches
 
 EVERY: Final = 50  # steps between two rows
 EAGER: Final = 2  # checks that have a row at first: what never changes is known by the second
-MOST: Final = 8192  # indices of a pass that are remembered
+MOST: Final = 2048  # indices of a pass that are remembered: a sketch of them takes a quarter of a ms
 LARGE: Final = 2**16  # elements of a tensor that are looked at
 DEPTH: Final = 4
 WIDTH: Final = 16
