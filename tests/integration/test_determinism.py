@@ -56,8 +56,18 @@ def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AgentHost]:
         yield found
 
 
+pytestmark = pytest.mark.timeout(180)  # several jobs each, of up to 4 ranks, from a zygote that is still to come
+
+
+def output(host: AgentHost, text: str, ranks: int = 1, **fields: Any) -> str:
+    """What a script that ends well writes on rank 0, however busy the machine is."""
+    job = host.run(host.spec(text, **fields), ranks, timeout=120.0)
+    assert [exit.exit_code for exit in host.ended(job, ranks)] == [0] * ranks, host.log(job)
+    return host.log(job)
+
+
 def trained(host: AgentHost, ranks: int, **fields: Any) -> str:
-    return host.output(TRAIN, ranks, **fields)
+    return output(host, TRAIN, ranks, **fields)
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
@@ -65,6 +75,13 @@ def test_two_runs_and_a_resumed_one_give_the_same_bits(host: AgentHost, ranks: i
     first = trained(host, ranks, deterministic=True)
     assert trained(host, ranks, deterministic=True) == first
     assert trained(host, ranks, deterministic=True, args=("resumed",)) == first
+
+
+def test_checked_all_reduces_keep_the_bits_and_exact_ones_are_the_same_after_a_resume(host: AgentHost) -> None:
+    plain = trained(host, 4, deterministic=True)
+    assert trained(host, 4, deterministic=True, check_reduce=True, bitwise=True) == plain
+    exact = trained(host, 4, deterministic=True, exact_reduce=64)
+    assert trained(host, 4, deterministic=True, exact_reduce=64, args=("resumed",)) == exact
 
 
 def test_without_the_mode_runs_differ_unless_seeded(host: AgentHost) -> None:
@@ -91,16 +108,16 @@ def test_every_kind_of_ddp_trains_with_a_fixed_layout(host: AgentHost, option: s
     text = TRAIN.replace("DistributedDataParallel(model)", f"DistributedDataParallel(model, {option}=True)")
     name = "bucket_sizes" if option == "find_unused_parameters" else "rebuilt_bucket_sizes"
     text = text.replace("dist.destroy", f"print(ddp._get_ddp_logging_data()[{name!r}])\ndist.destroy")
-    digest, sizes = host.output(text, 2, deterministic=True).splitlines()[-2:]
+    digest, sizes = output(host, text, 2, deterministic=True).splitlines()[-2:]
     assert sizes == layout
-    assert host.output(text, 2, deterministic=True).splitlines()[-2:] == [digest, sizes]
+    assert output(host, text, 2, deterministic=True).splitlines()[-2:] == [digest, sizes]
 
 
 def test_strings_hash_alike_in_warm_and_in_fresh_ranks(host: AgentHost) -> None:
     text = "import os; print(hash('a'), os.environ['PYTHONHASHSEED'], os.environ['OMP_NUM_THREADS'])"
-    warm = host.output(text, deterministic=True)
-    assert warm.split()[1:] == ["0", "1"] and host.output(text, deterministic=True, cold=True) == warm
-    assert host.output(text, deterministic=True, env={"PYTHONHASHSEED": "5"}) != warm
+    warm = output(host, text, deterministic=True)
+    assert warm.split()[1:] == ["0", "1"] and output(host, text, deterministic=True, cold=True) == warm
+    assert output(host, text, deterministic=True, env={"PYTHONHASHSEED": "5"}) != warm
 
 
 def test_what_is_out_of_reach_is_told_once_by_one_rank(host: AgentHost) -> None:
@@ -110,7 +127,7 @@ def test_what_is_out_of_reach_is_told_once_by_one_rank(host: AgentHost) -> None:
     for _ in range(2):
         list(DataLoader(list(range(8)), num_workers=1, in_order=False))
     """
-    job = host.run(host.spec(text, deterministic=True, min_ranks=1), 2)
+    job = host.run(host.spec(text, deterministic=True, min_ranks=1), 2, timeout=120.0)
     told = [line.split(": ")[1:] for line in host.log(job).splitlines()]
     assert [line[0] for line in told] == ["not deterministic"] * 2
     assert "may go on with fewer ranks" in told[0][1] and "in_order=False" in told[1][1]

@@ -161,3 +161,11 @@ def test_a_rank_must_stand_out_long_and_far() -> None:
     assert find_odd_rank(by_rank({0: falling, 1: lambda at: 1.5 * falling(at)})) is None
     assert find_odd_rank(by_rank({0: falling, 1: lambda at: 9.0 if at > 54 else falling(at)})) is None
     assert find_odd_rank(by_rank({0: falling})) is None
+
+
+def test_of_very_many_ranks_a_few_points_tell_the_odd_one() -> None:
+    levels: dict[int, Callable[[int], float]] = dict.fromkeys(range(1024), lambda at: 0.5)
+    assert find_odd_rank(by_rank(levels, count=4)) is None
+    found = find_odd_rank(by_rank({**levels, 700: lambda at: 2.5}, count=4))
+    assert found is not None and (found.rank, found.count) == (700, 1024)
+    assert find_odd_rank(by_rank({**levels, 700: lambda at: 2.5}, count=2)) is None

@@ -19,6 +19,9 @@ from workbench.views.curve import LossPoint, Shape, Trouble, find_trouble, sprea
 LEAST: Final = 8  # points at which ranks are compared
 TWICE: Final = 2.0  # how much more than the others' a rank's loss must be
 SURE: Final = 6.0
+MANY: Final = 16  # ranks; of more only the newest points are kept by rank
+MANY_SURE: Final = 10.0
+FEW: Final = 3
 UNEVEN: Final = 1.25  # between the samples a step of two ranks
 BURST: Final = 10.0  # times its best level: what half precision and a loss that blows up have in common
 
@@ -88,10 +91,10 @@ def find_odd_rank(points: Sequence[LossPoint]) -> OddRank | None:
     Of two ranks it is the one with the higher loss, which may be the better judge of its data than the other.
     """
     kept = [point for point in thinned(points) if len(point.ranks) > 1][-4 * LEAST :]
-    if len(kept) < LEAST:
-        return None
-    ranks = set.intersection(*(set(point.ranks) for point in kept))
-    if len(ranks) < 2:
+    ranks = set.intersection(*(set(point.ranks) for point in kept)) if kept else set()
+    if len(ranks) > MANY:
+        return _odd_of_many(kept, ranks)
+    if len(kept) < LEAST or len(ranks) < 2:
         return None
     above = {rank: [p.ranks[rank] - _others(p, rank) for p in kept] for rank in ranks}
     odd = max(ranks, key=lambda rank: statistics.median(above[rank]))
@@ -110,6 +113,18 @@ def find_odd_rank(points: Sequence[LossPoint]) -> OddRank | None:
     if middle < SURE * noise or middle < (TWICE - 1) * abs(usual):
         return None
     return OddRank(rank=odd, loss=statistics.median(own), others=usual, step=kept[since].step, count=len(ranks))
+
+
+def _odd_of_many(points: Sequence[LossPoint], ranks: set[int]) -> OddRank | None:
+    """Of so many the others tell what is usual, and few points do."""
+    if len(points) < FEW:
+        return None
+    losses = {rank: statistics.median(point.ranks[rank] for point in points) for rank in ranks}
+    odd, usual = max(losses, key=losses.__getitem__), statistics.median(losses.values())
+    needed = max(MANY_SURE * spread(list(losses.values())), (TWICE - 1) * abs(usual))
+    if min(point.ranks[odd] for point in points) - usual < needed or needed == 0:
+        return None
+    return OddRank(rank=odd, loss=losses[odd], others=usual, step=points[0].step, count=len(ranks))
 
 
 def _others(point: LossPoint, *besides: int) -> float:
