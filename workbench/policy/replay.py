@@ -186,10 +186,10 @@ def drawn_from(one: Recording, two: Recording, at: int) -> tuple[str, ...]:
     for place, note in enumerate(one.notes):
         if note.kind == "random" and note.name not in closed:
             states.setdefault(note.name, []).append(note.digest)
+            if place < len(two.notes) and (two.notes[place].kind, two.notes[place].name) == ("random", note.name):
+                differ[note.name] = note.digest != two.notes[place].digest  # equal again: the program has seeded it
             if place > at:
                 closed.add(note.name)
-            elif place < len(two.notes) and two.notes[place].name == note.name:
-                differ[note.name] = note.digest != two.notes[place].digest
     return tuple(name for name, seen in states.items() if differ.get(name) and len(set(seen)) > 1)
 
 

@@ -4,7 +4,8 @@ What is noted, in the order in which it comes about (`policy.replay` compares it
 
     start      a parameter before the first forward           gradient   of a parameter, before any all-reduce
     batch      what a DataLoader gave                         reduced    the same as the optimizer will use it
-    random     states of generators, first and at forwards    parameter  after the step
+    random     states of generators: first, after a batch,    parameter  after the step
+               at a forward
     input      of the outermost module                        loss       what backward began with
     output     of every module, the inner ones first
 
@@ -202,6 +203,7 @@ def watch(recorder: Recorder) -> None:
             batch = plain(iterator)
             if threading.get_ident() == recorder.thread:
                 recorder.note("batch", "DataLoader", batch)
+                recorder.note_generators()
             return batch
 
         return __next__
