@@ -6,12 +6,12 @@ What is asked of them, and what follows from it, is `policy.replay`'s.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final, Protocol
 
 from workbench.errors import JobError, UsageError
 from workbench.feed import Cursor, Update
-from workbench.policy.replay import Recording, Replay, ReplayReport, read_recording, replay_spec, verdict
+from workbench.policy.replay import Recording, Replay, ReplayReport, compare, read_recording, replay_spec, verdict
 from workbench.spec import EntrypointKind, JobSpec
 from workbench.state import JobPhase
 
@@ -49,8 +49,7 @@ def replay_check(
     job_ids: list[str] = []
     skipped = ""
     for run in Replay:
-        if run is Replay.SWAPPED and len(runs[Replay.FIRST]) == 1:
-            skipped = "slots were not swapped: there is one rank"
+        if run is Replay.SWAPPED and (skipped := _why_not_swapped(runs)):
             break
         if tell is not None:
             tell(f"{run.value} of {spec.label}")
@@ -58,6 +57,15 @@ def replay_check(
         job_ids.append(job.job_id)
         runs[run] = _recordings(job, timeout)
     return verdict(spec.label, runs, job_ids, skipped)
+
+
+def _why_not_swapped(runs: Mapping[Replay, Sequence[Recording]]) -> str:
+    """Empty: it is of use."""
+    if len(runs[Replay.FIRST]) == 1:
+        return "slots were not swapped: there is one rank"
+    if compare(runs[Replay.FIRST], runs[Replay.SECOND], Replay.SECOND) is not None:
+        return "slots were not swapped: bits differ without that"
+    return ""
 
 
 def _recordings(job: Replayed, timeout: float) -> list[Recording]:

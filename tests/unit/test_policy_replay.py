@@ -74,7 +74,7 @@ def test_equal_recordings_have_no_difference_whatever_the_states_of_generators()
 def test_the_earliest_difference_of_all_ranks_is_the_verdict() -> None:
     first = [recording(0), recording(1), recording(2)]
     first[2] = replaced_at(first[2], 9, "9")  # something was drawn between its two forwards
-    other = [changed(first[0], 7, 8), changed(first[1], 16), changed(first[2], 0, 4, 5, 6, 7)]
+    other = [changed(first[0], 7, 8), changed(first[1], 16), changed(first[2], 0, 4, 5, 6, 7, 9)]
     found = compare(first, other, Replay.SECOND)
     assert found is not None
     assert (found.rank, found.step, found.kind, found.name, found.module) == (2, 0, "output", "drop", "Dropout")
@@ -118,6 +118,7 @@ def test_the_slot_is_blamed_only_where_the_same_slots_gave_the_same_bits() -> No
 
 BASE = Divergence(run=Replay.SECOND, rank=1, step=3, kind="output", name="layer", threads=(1, 1))
 SHOWN = {
+    "seeds torch's generator itself": {"generators": ("torch",), "is_deterministic": True},
     "numbers of threads (1 and 4)": {"threads": (1, 4)},
     "order of the all-reduce follows": {"was_same_again": True, "kind": "reduced"},
     "place computes otherwise": {"was_same_again": True},

@@ -87,6 +87,7 @@ class Divergence(msgspec.Struct, frozen=True, kw_only=True):
     threads: tuple[int, int] = (0, 0)
     strings_differ: bool = False
     has_gpu: bool = False
+    is_deterministic: bool = False  # all generators were seeded before the program began
     was_same_again: bool = False  # the second run had no difference, only this one has
     instead: str = ""  # the program did this in its place
 
@@ -215,6 +216,7 @@ def _divergence(one: Recording, two: Recording, a: Note, b: Note, run: Replay, d
         threads=(one.threads, two.threads),
         strings_differ=one.strings != two.strings,
         has_gpu=bool(one.devices),
+        is_deterministic=one.is_deterministic,
         **fields,
     )
 
@@ -307,6 +309,11 @@ CAUSES: Final[tuple[Row, ...]] = (
         lambda d: d.was_same_again and d.kind in COMPUTED,
         "the place computes otherwise: another kind of device or processor, or one that is faulty",
         "compare what the slots are made of; where they are alike, run it again, and have that device tested",
+    ),
+    (
+        lambda d: d.is_deterministic and bool(d.generators),
+        "the program seeds {generators} itself, from the system or the clock",
+        "leave torch.seed(), random.seed() and the like without a number out: the job's generators are seeded already",
     ),
     (
         lambda d: d.kind == "start" and "torch" in d.generators,
