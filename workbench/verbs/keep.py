@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Final
 
-from workbench.verbs import read, rerun, saved
+from workbench.verbs import beside, read, rerun, saved
 from workbench.verbs.declare import COMMON, HELP, JSON, QUIET, Operand, Option, Verb
 
 FILE: Final = Operand("FILE", "a saved session, such as run.dtrain", required=True, offers="session")
+SOURCE: Final = Operand("SOURCE", "a saved session, FILE:JOB, or a job of the pool", required=True, offers="session")
 _LOOK: Final = (JSON, QUIET, HELP)
 
 SAVED: Final = (
@@ -66,5 +67,45 @@ SAVED: Final = (
             "rerun run.dtrain --check", "rerun run.dtrain --job trial-1f2e --set lr=0.1,0.01",
             "rerun run.dtrain -n 4 --steps 100 --out new.dtrain",
         ),
+    ),
+    Verb(
+        "compare", "show two runs beside each other: what was asked for, losses, states, throughput", beside.compare,
+        operands=(
+            Operand("A", "a saved session, one job of it (FILE:JOB), or a job of the pool", required=True,
+                    offers="session"),
+            Operand("B", "the other one", required=True, offers="session"),
+        ),
+        options=COMMON, examples=("compare run.dtrain new.dtrain", "compare run.dtrain:train-1f2e train-77aa"),
+    ),
+    Verb(
+        "report", "write a page about a saved session, or a job, that needs no server and no network", beside.report,
+        operands=(SOURCE,),
+        options=(
+            Option(("-o", "--output"), "the file (default: the source's name with .html)", "FILE", offers="file"),
+            Option(("--title",), "its heading", "TEXT"),
+            *COMMON,
+        ),
+        examples=("report run.dtrain -o report.html",), is_act=True,
+    ),
+    Verb(
+        "export", "write a job's steps in another program's format", beside.export,
+        operands=(SOURCE,),
+        options=(
+            Option(("--format",), " | ".join(beside.FORMATS), "FORMAT", beside.form, required=True),
+            Option(("-o", "--output"), "the file, or TensorBoard's folder", "PATH", offers="file"),
+            *COMMON,
+        ),
+        notes="chrome-trace opens in Perfetto and chrome://tracing; parquet needs pyarrow.",
+        examples=("export run.dtrain --format csv -o steps.csv", "export run.dtrain --format tensorboard -o runs"),
+    ),
+    Verb(
+        "notebook", "make a notebook that looks at a saved session, and can run it again", beside.notebook,
+        operands=(FILE,),
+        options=(
+            Option(("-o", "--output"), "the file (default: the session's name with .ipynb)", "FILE", offers="file"),
+            Option(("--force",), "in place of one that is there"),
+            JSON, QUIET, HELP,
+        ),
+        examples=("notebook run.dtrain",), is_act=True,
     ),
 )  # fmt: skip

@@ -82,7 +82,7 @@ look()})})()</script>""".replace("HEIGHT", str(HEIGHT))
 def snapshot_html(view: JobView) -> str:
     """The job as it is now; turns itself into the live page in JupyterLab. Under 50 KB at any number of ranks."""
     lines = [progress_line(view), *notes(view), *(story_lines(view.timeline) if view.timeline is not None else [])]
-    ranks = _table(rank_table(view)) if view.rows else ""
+    ranks = table_html(rank_table(view)) if view.rows else ""
     if view.failure is not None and view.failure.rank is not None:
         lines.append(f"its log: %dtrain logs {view.job_id} -r {view.failure.rank}")
     about = f"{_paragraphs(lines)}{_gradients(view.gradients)}{ranks}{_attempts(view)}"
@@ -92,14 +92,14 @@ def snapshot_html(view: JobView) -> str:
 
 def snapshot_jobs_html(jobs: Sequence[JobSummary], *, is_live: bool = False) -> str:
     """The list of jobs; `is_live`: it turns itself into the page of all jobs."""
-    body = _table(jobs_table(jobs)) if jobs else _paragraphs([NO_JOB])
+    body = table_html(jobs_table(jobs)) if jobs else _paragraphs([NO_JOB])
     return _live(body) if is_live else _view(body)
 
 
 def snapshot_pool_html(pool: PoolStatus) -> str:
     """A pool with its workers and queue, without script."""
-    workers = _table(workers_table(pool, with_address=False)) if pool.workers else _paragraphs([NO_WORKER])
-    queue = _table(_queue_table(pool)) if pool.waiting else ""
+    workers = table_html(workers_table(pool, with_address=False)) if pool.workers else _paragraphs([NO_WORKER])
+    queue = table_html(_queue_table(pool)) if pool.waiting else ""
     return _view(f"<p><strong>{_text(pool_line(pool))}</strong></p>{workers}{queue}")
 
 
@@ -123,7 +123,7 @@ def _attempts(view: JobView) -> str:
     timeline = view.timeline
     if timeline is None or len(timeline.attempts) < 2:
         return ""
-    return _table(attempts_table(timeline, most=ATTEMPTS))
+    return table_html(attempts_table(timeline, most=ATTEMPTS))
 
 
 def _queue_table(pool: PoolStatus) -> Table:
@@ -146,7 +146,9 @@ def _paragraphs(lines: Sequence[str]) -> str:
     return "".join(f"<p>{_text(line)}</p>" for line in lines if line)
 
 
-def _table(table: Table) -> str:
+def table_html(table: Table) -> str:
+    """Escaped, its first column naming the rows."""
+    """A table as HTML, escaped, its first column naming the rows."""
     heads = "".join(f'<th scope="col"{_class(column)}>{_text(column.title)}</th>' for column in table.columns)
     rows = "".join(_row(table, index) for index in range(table.length))
     return (

@@ -1,0 +1,49 @@
+"""The report of jobs, saved or live: what is read from where; what it looks like is in `views.report`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from workbench.saved.session import SavedJob, origin_of
+from workbench.saved.traces import trace_of
+from workbench.session import Job
+from workbench.spec import EntrypointKind
+from workbench.views.report import Chapter, report_html
+
+
+def page_of(jobs: Sequence[Job], title: str) -> bytes:
+    """One page about all of them."""
+    first = jobs[0] if jobs else None
+    facts: list[tuple[str, str]] = []
+    left_out: tuple[str, ...] = ()
+    if isinstance(first, SavedJob):
+        told = first.session.document
+        packages = told.host.packages
+        versions = ", ".join(f"{name} {packages[name]}" for name in ("torch", "numpy") if name in packages)
+        pool = f", a pool of {told.pool.slots} {told.pool.accelerator} slots" if told.pool else ""
+        facts = [
+            ("saved", day_text(told.saved_at)),
+            ("by", f"dtrain workbench {told.dtrain}, python {told.host.python}, {versions}"),
+            ("on", f"{told.host.platform}, {told.host.cores} cores{pool}"),
+        ]
+        commits = {f"{job.git.commit[:12]} {job.git.branch}".strip() for job in told.jobs if job.git is not None}
+        facts += [("commit", ", ".join(sorted(commits)))] if commits else []
+        left_out = told.left_out
+    return report_html(title, facts, [_chapter(job) for job in jobs], left_out).encode()
+
+
+def day_text(when: float) -> str:
+    """A day and time in UTC: the page is read anywhere."""
+    return f"{time.strftime('%Y-%m-%d %H:%M:%S', time.gmtime(when))} UTC"
+
+
+def _chapter(job: Job) -> Chapter:
+    code = job.code if isinstance(job, SavedJob) else _code_of(job)
+    return Chapter(view=job.view(), trace=trace_of(job), code=code)
+
+
+def _code_of(job: Job) -> dict[str, str]:
+    spec = job.spec
+    own = {spec.label: spec.source} if spec.kind is EntrypointKind.SOURCE else {}
+    return own | {source.path: source.text for source in origin_of(job.events()).sources if source.text}

@@ -1,0 +1,113 @@
+"""Verbs that make something of saved sessions, or of jobs of the pool: compare, report, export, notebook."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from workbench.errors import StoreError, UsageError
+from workbench.verbs.context import Context
+from workbench.verbs.declare import Arguments, Outcome
+from workbench.verbs.shown import Text
+
+if TYPE_CHECKING:
+    from workbench.session import Job
+
+FORMATS = ("csv", "parquet", "chrome-trace", "tensorboard")  # `saved.export` has what they are; not loaded for --help
+
+
+def form(text: str) -> str:
+    """One of the formats."""
+    if text not in FORMATS:
+        raise ValueError(f"one of {', '.join(FORMATS)}")
+    return text
+
+
+@contextlib.contextmanager
+def _jobs(context: Context, args: Arguments, word: str) -> Iterator[list[Job]]:
+    """FILE, FILE:JOB or a job of the pool: the jobs that are meant."""
+    from workbench.saved.session import load_session
+
+    name, _, job_id = word.partition(":")
+    if Path(name).is_file() or name.endswith(".dtrain"):
+        with load_session(name) as saved:
+            ids = [job_id] if job_id else [entry.job_id for entry in saved.document.jobs]
+            yield [saved.attach(one) for one in ids]
+    else:
+        yield [context.session(args).attach(word)]
+
+
+def compare(context: Context, args: Arguments) -> Outcome:
+    """Two runs beside each other; of two files of several jobs those of the same place."""
+    from workbench.saved.traces import trace_of
+    from workbench.views.compare import compare as compared
+    from workbench.views.text import render_lines
+
+    with _jobs(context, args, args.a) as ours, _jobs(context, args, args.b) as theirs:
+        if len(ours) != len(theirs):
+            there = ", ".join(job.job_id for job in [*ours, *theirs][:12])
+            raise UsageError(
+                f"{len(ours)} jobs against {len(theirs)}", hint=f"name one with FILE:JOB; there are: {there}"
+            )
+        pairs = [(trace_of(a), trace_of(b)) for a, b in zip(ours, theirs, strict=True)]
+    told = [(a.name, b.name, compared(a, b)) for a, b in pairs]
+    text = "\n\n".join(render_lines(lines, (a, b), context.screen.width) for a, b, lines in told)
+    document = [{"a": a, "b": b, "lines": msgspec.to_builtins(lines)} for a, b, lines in told]
+    return Outcome(value=Text(text), text=text, document=document)
+
+
+def report(context: Context, args: Arguments) -> Outcome:
+    """One page about all jobs of a file, or one job of the pool."""
+    from workbench.saved.page import page_of
+
+    target = Path(args.output or f"{Path(args.source.partition(':')[0]).stem}.html")
+    with _jobs(context, args, args.source) as jobs:
+        data = page_of(jobs, args.title or Path(args.source.partition(":")[0]).stem)
+    _write(target, data)
+    return Outcome(
+        text=f"{target}: {len(jobs)} job{'s' if len(jobs) > 1 else ''}, {len(data) / 1000:,.0f} kB",
+        document={"file": str(target), "bytes": len(data)},
+    )
+
+
+def export(context: Context, args: Arguments) -> Outcome:
+    """Steps in another program's format."""
+    from workbench.saved.export import SUFFIXES
+    from workbench.saved.export import export as exported
+
+    with _jobs(context, args, args.source) as jobs:
+        if len(jobs) > 1 and args.output and args.format != "tensorboard":
+            raise UsageError(f"{args.source} has {len(jobs)} jobs", hint=f"name one: {args.source}:{jobs[0].job_id}")
+        targets = [
+            exported(job, args.format, Path(args.output or f"{job.job_id}{SUFFIXES[args.format] or '-tensorboard'}"))
+            for job in jobs
+        ]
+    names = [str(target) for target in dict.fromkeys(targets)]
+    return Outcome(text="\n".join(names), document={"files": names})
+
+
+def notebook(context: Context, args: Arguments) -> Outcome:
+    """A notebook that looks at a file, and can run it again."""
+    from workbench.saved.notebook import notebook_of
+    from workbench.saved.session import load_session
+
+    target = Path(args.output or Path(args.file).with_suffix(".ipynb"))
+    with load_session(args.file) as saved:
+        data = notebook_of(saved, os.path.relpath(args.file, target.absolute().parent))
+    if target.exists() and not args.force:
+        raise UsageError(f"{target} is there already", hint="choose another name with -o, or add --force")
+    _write(target, data)
+    return Outcome(text=str(target), document={"file": str(target)})
+
+
+def _write(target: Path, data: bytes) -> None:
+    from workbench.store.home import atomic_write
+
+    if not target.absolute().parent.is_dir():
+        raise StoreError(f"there is no directory {target.absolute().parent}", hint="make it, or write elsewhere")
+    atomic_write(target.absolute(), data, mode=0o644)
