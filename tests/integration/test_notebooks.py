@@ -62,6 +62,14 @@ def test_gradient_consistency(kernel_environment: Path) -> None:
     strips = [line for line in printed.splitlines() if re.match(r"rank \d  [✓↻·]+$", line)]
     assert {line[:6] for line in strips if "↻" in line} == {"rank 0", "rank 1", "rank 2"}
     assert "all ranks got the same batch" in printed
+
+
+def test_save_and_rerun(kernel_environment: Path) -> None:
+    notebook = run("03_save_and_rerun.ipynb")
+    printed = text_of(notebook)
+    assert "agrees with" in printed and "bit for bit" in printed
+    assert "halfway it was" in printed and printed.count("SUCCEEDED final loss") == 2
+    assert "look.ipynb report.html run.dtrain steps.csv trace.json" in printed
     assert complaints(notebook) == []
     assert processes_of(kernel_environment) == []
 

@@ -88,18 +88,14 @@ def rerun(
     """
     given = {name: value if isinstance(value, list | tuple) else [value] for name, value in (set or {}).items()}
     changes = Changes(tuple((name, tuple(map(str, v))) for name, v in given.items()), nproc_per_node, steps)
-    with load_session(path) as saved:
-        plans = prepare(saved, job, changes)
-        demand(saved, plans, yes=yes)
-        live = session or Session(slots=slots_for(plans))
-        try:
-            checking = check if isinstance(check, Checking) else Checking() if check else None
-            result = perform(plans, live, lambda one: one.exception(), checking)
-            if out is not None:
-                live.save(out, list(result.jobs))
-        finally:
-            if session is None:
-                live.close()
+    saved = load_session(path)
+    plans = prepare(saved, job, changes)
+    demand(saved, plans, yes=yes)
+    live = session or Session(slots=slots_for(plans))  # stays open: the jobs in the answer ask it
+    checking = check if isinstance(check, Checking) else Checking() if check else None
+    result = perform(plans, live, lambda one: one.exception(), checking)
+    if out is not None:
+        live.save(out, list(result.jobs))
     return result
 
 

@@ -11,7 +11,6 @@ from workbench.errors import JobError
 from workbench.verbs import watch
 from workbench.verbs.context import Context
 from workbench.verbs.declare import Arguments, Outcome
-from workbench.views.text import render_lines
 
 if TYPE_CHECKING:
     from workbench.saved.plan import Attempt, Plan
@@ -137,6 +136,8 @@ def _outcome(context: Context, args: Arguments, result: Rerun) -> Outcome:
 
 
 def _summary(context: Context, one: Done) -> str:
+    from workbench.views.text import render_lines
+
     how = "" if one.is_well else f": {one.reason}"
     settings = f" ({_said(one.attempt)})" if one.attempt.settings else ""
     head = f"{one.job.job_id}{settings} {one.job.phase.value}{how}"

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 
 from workbench.views.lane_rows import Row, rows_of
 from workbench.views.spans import LETTERS, Mark, MarkKind, SpanKind, Timeline
-from workbench.views.wording import number, span
+from workbench.views.wording import count, number, span
 
 WIDTH: Final = 640
 HEIGHT: Final = 190
@@ -93,10 +93,14 @@ def _axes(low: float, high: float, unit: str) -> str:
     top, bottom = 16, HEIGHT - 24
     return (
         f'<path class="axis" d="M{LEFT} {top}V{bottom}H{WIDTH - 10}"/>'
-        f'<text x="{LEFT - 6}" y="{top + 4}" text-anchor="end">{_text(number(high, 3))}</text>'
-        f'<text x="{LEFT - 6}" y="{bottom}" text-anchor="end">{_text(number(low, 3))}</text>'
+        f'<text x="{LEFT - 6}" y="{top + 4}" text-anchor="end">{_text(_short(high))}</text>'
+        f'<text x="{LEFT - 6}" y="{bottom}" text-anchor="end">{_text(_short(low))}</text>'
         f'<text x="{LEFT - 6}" y="{(top + bottom) // 2}" text-anchor="end">{_text(unit.strip())}</text>'
     )
+
+
+def _short(value: float) -> str:
+    return count(value) if abs(value) >= 1000 else number(value, 3)
 
 
 def _legend(lines: Sequence[Series]) -> str:
