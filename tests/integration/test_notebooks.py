@@ -62,8 +62,11 @@ def test_gradient_consistency(kernel_environment: Path) -> None:
     strips = [line for line in printed.splitlines() if re.match(r"rank \d  [✓↻·]+$", line)]
     assert {line[:6] for line in strips if "↻" in line} == {"rank 0", "rank 1", "rank 2"}
     assert "all ranks got the same batch" in printed
+    assert complaints(notebook) == []
+    assert processes_of(kernel_environment) == []
 
 
+@pytest.mark.timeout(180)
 def test_save_and_rerun(kernel_environment: Path) -> None:
     notebook = run("03_save_and_rerun.ipynb")
     printed = text_of(notebook)
