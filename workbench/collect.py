@@ -235,7 +235,7 @@ def _telemetry(gathering: _Gathering, job_id: str, update: Update) -> Telemetry:
     ]  # fmt: skip
     cursor = Cursor(
         event=len(update.events), beat=update.cursor.beat, output=len(kept), cells=len(cells),
-        bucket=update.cursor.bucket,
+        checks=len(update.checks), bucket=update.cursor.bucket,
     )  # fmt: skip
     return Telemetry(
         now=update.now,
@@ -245,6 +245,7 @@ def _telemetry(gathering: _Gathering, job_id: str, update: Update) -> Telemetry:
         totals=update.totals,
         output=tuple(reversed(kept)),
         cells=tuple(cells),
+        checks=update.checks,
         output_dropped=update.output_dropped + sum(len(c.text) for c in output[: len(output) - len(kept)]),
         telemetry_dropped=update.telemetry_dropped,
         problems=tuple(map(gathering.scrub.text, update.problems)),

@@ -5,21 +5,25 @@ from __future__ import annotations
 import json
 import os
 import stat
+import time
 import zipfile
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+from workbench_widgets.follower import Follower
 
+import workbench.requests as rq
 from tests.unit.saved_files import CODE, LOSSES, ORIGIN, SPEC, START, FakeAsk, fake, interactive, save_fake
 from workbench.errors import SavedFileError, UnknownJobError, UsageError
 from workbench.events import CellSent
+from workbench.feed import Update
 from workbench.saved.session import load_session
 from workbench.spec import EntrypointKind, JobSpec
 from workbench.state import Checkpoint, JobPhase
 from workbench.store.saved import archive
-from workbench.store.saved.document import DOCUMENT, SEAL
+from workbench.store.saved.document import DOCUMENT, SEAL, Telemetry
 from workbench.store.saved.seal import key_path
 from workbench.telemetry import CellFinished, OutputWritten
 from workbench.views.job import ViewBuilder
@@ -73,6 +77,29 @@ def test_a_loaded_job_tells_what_the_live_one_told(saved: Path) -> None:
         assert [record.loss for record in session.record("trial-1").steps(0)] == LOSSES
         assert job.wait() is JobPhase.SUCCEEDED and job.exception() is None and job.result() is None
         assert "SUCCEEDED" in job._repr_mimebundle_()["text/plain"]
+
+
+def test_all_that_a_follower_is_told_is_kept() -> None:
+    """A field that is added to `Update` has to be added there, or said to come from the record."""
+    assert {*Telemetry.__struct_fields__, "state", "events"} == set(Update.__struct_fields__)
+
+
+def test_a_saved_session_answers_what_a_pool_is_asked_about_jobs(saved: Path) -> None:
+    with load_session(saved) as session:
+        assert session.ask("job_counts", rq.CountJobs(search="TRI"), dict[str, int]) == {"SUCCEEDED": 1}
+        assert session.ask("jobs", rq.ListJobs(search="x"), list) == [] and session.job_ids("tri") == ["trial-1"]
+        assert session.pool_status().slots == 4
+
+
+def test_panels_draw_a_saved_job(saved: Path) -> None:
+    """The live page's own follower, over a file."""
+    with load_session(saved) as session:
+        follower = Follower("trial-1", session.attach, lost=lambda job: None)
+        deadline = time.monotonic() + 10
+        while follower.picture.view is None and time.monotonic() < deadline:
+            time.sleep(0.01)
+        follower.stop()
+        assert follower.picture.view is not None and follower.picture.view.phase is JobPhase.SUCCEEDED
 
 
 def test_code_is_kept_once_by_its_digest_and_put_back(saved: Path) -> None:

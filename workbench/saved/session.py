@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import os
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Self, TypeVar
@@ -50,6 +51,7 @@ class SavedSession(Session):
             "status": self._status,
             "jobs": self._list_jobs,
             "ids": lambda asked: [job_id for job_id in self._newest if job_id.startswith(asked.prefix)][: asked.limit],
+            "job_counts": lambda asked: Counter(line.phase.value for line in self._found(asked.search)),
             "resolve": self._resolve,
             "state": lambda job_id: self.record(job_id).state,
             "follow": lambda asked: _update(self.record(asked.job_id), asked.cursor),
@@ -150,9 +152,12 @@ class SavedSession(Session):
         )  # fmt: skip
 
     def _list_jobs(self, asked: rq.ListJobs) -> list[JobSummary]:
-        lines = [_summary(self._records[job_id]) for job_id in self._newest]
-        chosen = [line for line in lines if asked.phase in (None, line.phase)]
+        chosen = [line for line in self._found(asked.search) if asked.phase in (None, line.phase)]
         return chosen[asked.offset : asked.offset + asked.limit]
+
+    def _found(self, search: str) -> list[JobSummary]:
+        ids = (job_id for job_id in self._newest if search.lower() in job_id.lower())
+        return [_summary(self._records[job_id]) for job_id in ids]
 
     def _history(self, asked: rq.History) -> list[Bucket]:
         record = self.record(asked.job_id)
@@ -250,6 +255,7 @@ def _update(record: SavedRecord, cursor: Cursor) -> Update:
         totals=tuple(t for t in told.totals if t.start >= cursor.bucket),
         output=told.output[cursor.output :],
         cells=told.cells[cursor.cells :],
+        checks=told.checks[cursor.checks :],
     )
 
 
@@ -267,6 +273,7 @@ def _at(record: SavedRecord, time: float) -> Update:
         buckets=buckets,
         totals=totals,
         output=tuple(chunk for chunk in told.output if chunk.time <= time),
+        checks=tuple(report for report in told.checks if report.end <= time),
     )
 
 

@@ -23,7 +23,7 @@ import msgspec
 
 from workbench.feed import Bucket, Cursor, Total
 from workbench.state import Checkpoint
-from workbench.telemetry import CellFinished, OutputWritten, RankBeat
+from workbench.telemetry import CellFinished, ConsistencyReport, OutputWritten, RankBeat
 
 FORMAT: Final = "dtrain session"
 VERSION: Final = 1
@@ -131,6 +131,7 @@ class Telemetry(msgspec.Struct, frozen=True, kw_only=True):
     totals: tuple[Total, ...] = ()
     output: tuple[OutputWritten, ...] = ()
     cells: tuple[CellFinished, ...] = ()
+    checks: tuple[ConsistencyReport, ...] = ()
     output_dropped: int = 0
     telemetry_dropped: int = 0
     problems: tuple[str, ...] = ()
