@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import sys
 import time
 from collections.abc import Iterator
@@ -14,9 +15,12 @@ import nbformat
 import psutil
 import pytest
 
+from workbench.saved.notebook import notebook_of
+from workbench.saved.session import load_session
 from workbench.session import stop_pool
 
 FOLDER = Path(__file__).parents[2] / "notebooks"
+SAVED = Path(__file__).parents[1] / "data" / "saved_session_v1" / "run.dtrain"
 CELL_LIMIT = 40  # s
 HARMLESS = ("Kernel is running over TCP without encryption",)  # ipykernel, of its own connection to this test
 
@@ -77,10 +81,23 @@ def test_save_and_rerun(kernel_environment: Path) -> None:
     assert processes_of(kernel_environment) == []
 
 
+def test_a_notebook_made_of_a_saved_session(kernel_environment: Path, tmp_path: Path) -> None:
+    shutil.copy(SAVED, tmp_path / "run.dtrain")
+    with load_session(tmp_path / "run.dtrain") as session:
+        notebook = nbformat.reads(notebook_of(session, "run.dtrain").decode(), as_version=4)
+    executed = execute(notebook, tmp_path)
+    assert "SUCCEEDED" in text_of(executed) and "accuracy 97.5%" in text_of(executed)
+    assert complaints(executed) == []
+    assert processes_of(kernel_environment) == []  # looking starts no pool
+
+
 def run(name: str) -> nbformat.NotebookNode:
-    notebook = nbformat.read(FOLDER / name, as_version=4)
+    return execute(nbformat.read(FOLDER / name, as_version=4), FOLDER)
+
+
+def execute(notebook: nbformat.NotebookNode, folder: Path) -> nbformat.NotebookNode:
     client = nbclient.NotebookClient(
-        notebook, timeout=CELL_LIMIT, kernel_name="python3", resources={"metadata": {"path": str(FOLDER)}}
+        notebook, timeout=CELL_LIMIT, kernel_name="python3", resources={"metadata": {"path": str(folder)}}
     )
     executed: nbformat.NotebookNode = client.execute()
     return executed
