@@ -207,7 +207,7 @@ def test_the_contract_is_torchruns(host: AgentHost, tmp_path: Path) -> None:
         ours = json.loads(host.log(job, rank))
         promised = theirs.keys() - clean.keys() - {"LC_CTYPE"}
         assert promised <= ours.keys()
-        assert ours.keys() - theirs.keys() - os.environ.keys() == {"DTRAIN_JOB_ID"}
+        assert ours.keys() - theirs.keys() - os.environ.keys() == {"DTRAIN_JOB_ID", "DTRAIN_CHECKPOINT_DIR"}
         free = {"MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_ERROR_FILE"}
         for name in promised - free:
             assert ours[name] == theirs[name], name
