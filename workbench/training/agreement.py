@@ -117,7 +117,7 @@ def having_state(group: Sequence[Copy]) -> set[int]:
     for copy in group:
         if copy.kind is Kind.WHOLE:
             there.setdefault((copy.host, copy.parts), set()).add(copy.part)
-    return {host for (host, parts), found in there.items() if found == set(range(parts))}
+    return {host for (host, parts), found in there.items() if len(found) == parts}
 
 
 def _parts_fault(group: Sequence[Copy], place: Place) -> str:
