@@ -181,7 +181,7 @@ def test_failure_recovery_and_end_are_notified(
     session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told = tmp_path / "told"
-    monkeypatch.setenv("DTRAIN_NOTIFY", f"cat >> {told}; echo >> {told}")
+    monkeypatch.setenv("DTRAIN_NOTIFY", f"cat >> {told}")
     job, pids = launch(session)
     job.inject("exit", 1)
     recovered(job, pids)
