@@ -6,8 +6,9 @@ A batch that is not wanted costs a look into a dict. Nothing is held of it but i
 
 from __future__ import annotations
 
+import sys
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
 import torch
@@ -29,16 +30,16 @@ MIX: Final = -4658895280553007687
 NEVER: Final = 2**63 - 1  # no index hashes to this
 
 
+def nothing() -> None:
+    """As a weak reference to what cannot have one."""
+
+
 class Pass:
     """One pass over a DataLoader. `number` counts those of its sampler."""
 
     def __init__(self, iterator: Any, sampler: Any, number: int, before: int) -> None:
-        self.order, self.sampler, self.number, self.before = (
-            iterator._sampler_iter,
-            weakref.ref(sampler),
-            number,
-            before,
-        )
+        self.order, self.number, self.before = iterator._sampler_iter, number, before
+        self.sampler: Callable[[], Any] = nothing if sampler is None else weakref.ref(sampler)
         self.indices: list[int] = []
         self.first = 0  # digest of the indices of its first batch
         self.wants = True  # the next batch is looked at
@@ -80,6 +81,7 @@ class DataWatch:
         self._steps = -EVERY
         self._rows = 0
         self._wants = True
+        self._is_on = True
 
     def install(self, patches: Patches) -> None:
         from torch.utils.data.dataloader import _BaseDataLoaderIter
@@ -92,22 +94,37 @@ class DataWatch:
     def around_index(self, plain: Function) -> Function:
         def _next_index(iterator: Any) -> Any:
             index = plain(iterator)
-            if not tracing():
-                found: Pass | None = vars(iterator).get("_dtrain_pass")
-                if found is None or found.order is not iterator._sampler_iter:
-                    found = self._begin(iterator)
-                self.current = found
-                if len(found.indices) < MOST:
-                    found.drew(index)
+            if self._is_on and not tracing():
+                try:
+                    self._drew(iterator, index)
+                except Exception as error:
+                    self._fail(error)
             return index
 
         return _next_index
+
+    def _drew(self, iterator: Any, index: Any) -> None:
+        found: Pass | None = vars(iterator).get("_dtrain_pass")
+        if found is None or found.order is not iterator._sampler_iter:
+            found = self._begin(iterator)
+        self.current = found
+        if len(found.indices) < MOST:
+            found.drew(index)
+
+    def _fail(self, error: Exception) -> None:
+        """Looking must never stop training: there is no more of it."""
+        self._is_on = False
+        self.current = None
+        sys.stderr.write(f"dtrain: what ranks read is no longer compared: {type(error).__name__}: {error}\n")
 
     def _begin(self, iterator: Any) -> Pass:
         order = iterator._index_sampler
         order = getattr(order, "inner", order)  # of one that stands in for it
         sampler = getattr(order, "sampler", order)
-        past = self._past.setdefault(sampler, Past())
+        try:
+            past = self._past.setdefault(sampler, Past())
+        except TypeError:  # a list, as the rest of a pass may be: it is not read again
+            past, sampler = Past(), None
         made = Pass(iterator, sampler, past.passes, past.first)
         past.passes += 1
         past.drawn, past.drawing = past.drawing, made.indices
@@ -117,19 +134,25 @@ class DataWatch:
     def around_batch(self, plain: Function) -> Function:
         def __next__(iterator: Any) -> Any:
             batch = plain(iterator)
-            if not tracing():
+            if self._is_on and not tracing():
                 found: Pass | None = vars(iterator).get("_dtrain_pass")
                 if found is not None and found.wants:
-                    found.look(batch)
+                    try:
+                        found.look(batch)
+                    except Exception as error:
+                        self._fail(error)
             return batch
 
         return __next__
 
     def saw(self, inputs: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """A model's forward begins, with gradients."""
-        if self._wants:
+        if self._wants and self._is_on:
             self._wants = False
-            self.loose.look((inputs, kwargs))
+            try:
+                self.loose.look((inputs, kwargs))
+            except Exception as error:
+                self._fail(error)
 
     # --- as it is checked ---
 
