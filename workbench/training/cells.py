@@ -14,7 +14,7 @@ import time
 from typing import Any, Final, TypeAlias
 
 from workbench.blackbox import Activity, Writer
-from workbench.training.control import Control, Header, Send
+from workbench.training.control import CELL, Control, Header, Send
 from workbench.training.display import bundle
 from workbench.training.guard import Guard
 from workbench.training.interrupts import Interrupts
@@ -36,8 +36,7 @@ def serve_cells(control: Control, namespace: dict[str, Any], box: Writer) -> Non
         Guard.current.always_meet = True
     cells = Cells(control.send, Program(namespace), Interrupts(observer), observer)
     cells.interrupts.install()
-    for op in ("execute", "push", "pull"):
-        control.on(op, cells.arrive)
+    control.on(CELL, cells.arrive)
     control.on("interrupt", lambda *frame: cells.interrupts.interrupt())
     control.on_close(lambda: cells.arrive(*END, ()))
     cells.serve()

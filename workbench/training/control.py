@@ -13,9 +13,10 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, ClassVar, Final, TypeAlias
 
 Header: TypeAlias = dict[str, Any]
+CELL: Final = "cell"
 Frame: TypeAlias = tuple[Header, bytes, tuple[int, ...]]  # header, payload, descriptors that the receiver owns
 Handler: TypeAlias = Callable[[Header, bytes, tuple[int, ...]], object]
 Send: TypeAlias = Callable[..., object]  # (header, payload=b"", fds=())
@@ -43,11 +44,14 @@ class Control:
         _thread.start_new_thread(self._listen, ())
 
     def on(self, op: str, handler: Handler) -> None:
-        """Have frames of that kind handled, those as well that came before anybody wanted them."""
+        """Have frames of that kind handled, those as well that came before anybody wanted them.
+
+        `CELL`: every frame that asks for an answer by its `cell_id`, of whatever kind.
+        """
         with self._lock:
             self._handlers[op] = handler
-            early = [frame for frame in self._early if frame[0]["op"] == op]
-            self._early = [frame for frame in self._early if frame[0]["op"] != op]
+            early = [frame for frame in self._early if _kind(frame) == op]
+            self._early = [frame for frame in self._early if _kind(frame) != op]
         for frame in early:
             handler(*frame)
 
@@ -89,11 +93,16 @@ class Control:
 
     def _take(self, frame: Frame) -> None:
         with self._lock:
-            handler = self._handlers.get(frame[0]["op"])
+            handler = self._handlers.get(_kind(frame))
             if handler is None:
                 self._early.append(frame)
                 return
         guarded(lambda: handler(*frame), frame[0]["op"])
+
+
+def _kind(frame: Frame) -> str:
+    header = frame[0]
+    return CELL if "cell_id" in header else str(header["op"])
 
 
 def guarded(call: Callable[[], object], what: str) -> None:
