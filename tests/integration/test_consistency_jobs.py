@@ -13,7 +13,7 @@ STEPS, SAVED, BAD = 12, 4, 6
 
 # One bit of rank 1's momentum flips after step 6 of the first generation. It is seen before the next step.
 PROGRAM = f"""
-import os, torch
+import os, time, torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
@@ -21,6 +21,7 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 from workbench.training import Run
 
 torch.set_num_threads(1)
+SAVE = os.path.join(os.environ["DTRAIN_CHECKPOINT_DIR"], "step-{SAVED:08}")
 dist.init_process_group("gloo")
 torch.manual_seed(0)
 data = TensorDataset(torch.randn({STEPS * 8}, 8))
@@ -32,6 +33,8 @@ for step, (x,) in Run.current().steps(loader, {{"model": model, "optimizer": opt
     model(x).square().mean().backward()
     optimizer.step()
     is_first = os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
+    while step == {SAVED} and os.environ.get("AWAIT") and not os.path.isdir(SAVE):
+        time.sleep(0.01)  # it is saved in the background
     if step + 1 == {BAD} and dist.get_rank() == 1 and is_first and os.environ.get("SPOIL"):
         held = optimizer.state[model.module.weight]["momentum_buffer"]
         held.view(-1)[3:4].view(torch.int32).bitwise_xor_(1 << 20)
@@ -42,7 +45,7 @@ dist.destroy_process_group()
 
 
 def launch(session: Session, *, spoil: bool = True, **options: object) -> Job:
-    env = {"SPOIL": "1"} if spoil else {}
+    env = ({"SPOIL": "1"} if spoil else {}) | ({"AWAIT": "1"} if "checkpoint_every" in options else {})
     return session.launch(source=PROGRAM, nproc_per_node=2, consistency_every=1, env=env, **options)
 
 
