@@ -13,12 +13,12 @@ import random
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
 from tests.chaos.netlab import Network
+from tests.waiting import until
 from workbench.session import Session
 from workbench.store.home import jobs_dir
 
@@ -109,14 +109,6 @@ time.time_ns = lambda: _time_ns() + {shift} * 10**9
 def _send(pid: int, number: int) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, number)
-
-
-def until(condition: Callable[[], object], what: str, timeout: float = 30.0) -> None:
-    """Wait for it, and fail when it does not come."""
-    deadline = time.monotonic() + timeout
-    while not condition():
-        assert time.monotonic() < deadline, f"no {what} within {timeout:g} s"
-        time.sleep(0.02)
 
 
 @contextlib.contextmanager

@@ -6,16 +6,19 @@ And pauses that are none: nothing is told of them.
 from __future__ import annotations
 
 import signal
-import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import psutil
 import pytest
 
+import tests.waiting
 from workbench.events import FailureDetected, StallDetected, StallEnded, StepsBegan
 from workbench.session import Job, Session, stop_pool
 from workbench.state import Failure, Stall, StallKind
+
+until = partial(tests.waiting.until, timeout=40.0, every=0.05)
 
 PROGRAM = Path(__file__).parent / "programs" / "hangs.py"
 
@@ -45,13 +48,6 @@ def launch(pool: Session, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[
     for job in started:
         job.cancel(force=True, by="the test's end")
         job.exception(timeout=20)
-
-
-def until(condition: Callable[[], object], what: str, timeout: float = 40.0) -> None:
-    deadline = time.monotonic() + timeout
-    while not condition():
-        assert time.monotonic() < deadline, f"no {what} within {timeout:g} s"
-        time.sleep(0.05)
 
 
 def events(job: Job, kind: type) -> list[object]:

@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 
 from tests.chaos import netlab
-from tests.chaos.hosts import Hosts, cluster, until
+from tests.chaos.hosts import Hosts, cluster
+from tests.waiting import until
 from workbench.events import FailureDetected, RecoveryStarted, RunResumed
 from workbench.session import Job, Session
 from workbench.state import JobPhase

@@ -6,13 +6,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 
+from tests.waiting import until
 from workbench.errors import PoolLostError, PoolUnavailableError
 from workbench.pool.local import find_pool, pool_dir, read_marks
 from workbench.session import Job, Session, stop_pool
@@ -42,15 +42,8 @@ def session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Session
 
 def _launch(session: Session) -> tuple[Job, list[int]]:
     job = session.launch(source=TRAIN, nproc_per_node=2)
-    _until(lambda: any(bucket.last_step > 5 for bucket in job.history(width=1.0)), "steps on record")
+    until(lambda: any(bucket.last_step > 5 for bucket in job.history(width=1.0)), "steps on record")
     return job, [rank.pid for rank in job.ranks]
-
-
-def _until(condition: Callable[[], object], what: str, timeout: float = 30.0) -> None:
-    deadline = time.monotonic() + timeout
-    while not condition():
-        assert time.monotonic() < deadline, f"no {what} within {timeout:g} s"
-        time.sleep(0.02)
 
 
 def _all_gone(pids: list[int]) -> bool:
@@ -67,11 +60,11 @@ time.sleep(60)
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as client:
         assert client.stdout is not None
         job = session.attach(client.stdout.readline().strip())
-        _until(lambda: job.view().step > 5, "steps")
+        until(lambda: job.view().step > 5, "steps")
         client.kill()
     step = job.view().step
-    _until(lambda: job.view().step > step + 20, "steps after the client's death")
-    _until(lambda: job.history(width=1.0), "closed second")
+    until(lambda: job.view().step > step + 20, "steps after the client's death")
+    until(lambda: job.history(width=1.0), "closed second")
     history = job.history(width=1.0)
     assert min(bucket.last_step - bucket.steps for bucket in history) == 0, "the history is whole from the first step"
     job.cancel(force=True)
@@ -82,10 +75,10 @@ def test_a_killed_scheduler_takes_the_ranks_along_and_the_record_tells(session: 
     job, pids = _launch(session)
     marks = read_marks(pool_dir("default"))
     os.kill(marks["scheduler"].pid, signal.SIGKILL)
-    _until(lambda: _all_gone(pids), "end of the ranks", 3.0)
+    until(lambda: _all_gone(pids), "end of the ranks", 3.0)
     with pytest.raises(PoolLostError, match="does not answer"):
         session.pool_status()
-    _until(lambda: _all_gone([marks["worker"].pid]), "end of the worker", 10.0)
+    until(lambda: _all_gone([marks["worker"].pid]), "end of the worker", 10.0)
     assert find_pool("default") is None, "a stale pool file is recognised"
     with pytest.raises(PoolUnavailableError):
         Session(start=False)
@@ -103,19 +96,19 @@ def test_a_killed_worker_is_named_leaves_no_rank_and_is_replaced(session: Sessio
     job, pids = _launch(session)
     worker = read_marks(pool_dir("default"))["worker"].pid
     os.kill(worker, signal.SIGKILL)
-    _until(lambda: _all_gone(pids), "end of the ranks", 3.0)
+    until(lambda: _all_gone(pids), "end of the ranks", 3.0)
     error = job.exception(10)
     assert error is not None
     assert "was lost with its worker" in str(error)
-    _until(lambda: session.pool_status().slots == 2, "another worker")
+    until(lambda: session.pool_status().slots == 2, "another worker")
     assert read_marks(pool_dir("default"))["worker"].pid != worker
 
 
 def test_a_job_goes_on_after_the_loss_of_its_worker(session: Session) -> None:
     job = session.launch(source=TRAIN, nproc_per_node=2, max_restarts=1)
-    _until(lambda: job.view().step > 5, "steps")
+    until(lambda: job.view().step > 5, "steps")
     os.kill(read_marks(pool_dir("default"))["worker"].pid, signal.SIGKILL)
-    _until(lambda: job.state.restart_count == 1 and job.phase is JobPhase.HEALTHY, "the restart")
+    until(lambda: job.state.restart_count == 1 and job.phase is JobPhase.HEALTHY, "the restart")
     assert "was lost with its worker" in str(job.state.failure)
     job.cancel(force=True)
     assert job.wait(10) is JobPhase.STOPPED
@@ -128,7 +121,7 @@ def test_a_killed_zygote_is_replaced(session: Session) -> None:
     error = job.exception(10)
     assert error is not None
     assert "lost with its zygote" in str(error)
-    _until(lambda: _all_gone([*pids, zygote]), "end of the ranks", 3.0)
+    until(lambda: _all_gone([*pids, zygote]), "end of the ranks", 3.0)
     assert session.launch(source="print(1)", nproc_per_node=2).wait(30) is JobPhase.SUCCEEDED
 
 

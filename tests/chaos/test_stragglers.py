@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+import tests.waiting
 from workbench.events import StallDetected, StragglerDetected, StragglerGone
 from workbench.session import Session, stop_pool
 from workbench.state import JobPhase
+
+until = partial(tests.waiting.until, timeout=60.0, every=0.05)
 
 PROGRAM = Path(__file__).parent / "programs" / "straggler.py"
 
@@ -21,13 +24,6 @@ def session(dtrain_home: Path) -> Iterator[Session]:
     yield session
     session.close()
     stop_pool()
-
-
-def until(condition: Callable[[], object], what: str, timeout: float = 60.0) -> None:
-    deadline = time.monotonic() + timeout
-    while not condition():
-        assert time.monotonic() < deadline, f"no {what} within {timeout:g} s"
-        time.sleep(0.05)
 
 
 def test_a_slow_rank_is_named_and_taken_back(session: Session, tmp_path: Path) -> None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.waiting import until
 from workbench.errors import CheckpointNotFoundError, NotEnoughSlotsError, UsageError
 from workbench.session import Job, Session, stop_pool
 from workbench.state import JobPhase
@@ -45,13 +45,6 @@ def session(home: Path) -> Iterator[Session]:
     yield session
     session.close()
     stop_pool()
-
-
-def until(condition: Callable[[], object], what: str, timeout: float = 30.0) -> None:
-    deadline = time.monotonic() + timeout
-    while not condition():
-        assert time.monotonic() < deadline, f"no {what} within {timeout:g} s"
-        time.sleep(0.02)
 
 
 def is_up(job: Job, ranks: int, restart: int) -> bool:

@@ -8,8 +8,8 @@ from workbench.agent.lastwords import HERE, MOST, last_words, read_end
 
 MAIN = f"""  File "/usr/lib/python3.11/site-packages/torch/nn/modules/module.py", line 1778 in _wrapped_call_impl
   File "{HERE}/training/probes.py", line 187 in call
-  File "/work/train.py", line 12 in step
-  File "/work/train.py", line 40 in <module>
+  File "/home/ana/train.py", line 12 in step
+  File "/home/ana/train.py", line 40 in <module>
   File "{HERE}/agent/programs.py", line 51 in _script
   File "{HERE}/agent/bootstrap.py", line 43 in <module>
 """

@@ -210,5 +210,5 @@ def test_random_harm_is_always_refused(tmp_path: Path) -> None:
 def test_where_checkpoints_lie() -> None:
     job = Path("/jobs/j")
     assert checkpoint_dir(JobSpec(), job) == job / "checkpoints"
-    assert checkpoint_dir(JobSpec(cwd="/work", checkpoint_dir="out"), job) == Path("/work/out")
-    assert checkpoint_dir(JobSpec(cwd="/work", checkpoint_dir="/data"), job) == Path("/data")
+    assert checkpoint_dir(JobSpec(cwd="/home/ana", checkpoint_dir="out"), job) == Path("/home/ana/out")
+    assert checkpoint_dir(JobSpec(cwd="/home/ana", checkpoint_dir="/data"), job) == Path("/data")
