@@ -126,6 +126,11 @@ class Session:
         """Whether the pool is one of this machine, so that paths mean the same here and there."""
         return self._client.is_local
 
+    @property
+    def ambient(self) -> dict[str, str]:
+        """The caller's own environment, for ranks of this machine; used, never recorded."""
+        return local.caller_environment() if self.is_local else {}
+
     def pool_status(self) -> PoolStatus:
         """Workers, slots, and jobs that run or wait, as they are now."""
         return self.ask("status", None, PoolStatus)
@@ -190,8 +195,7 @@ class Session:
     def launch_spec(self, spec: JobSpec) -> Job:
         """Start what a spec describes; paths are taken from the working directory."""
         ready = check_here(check_spec(spec)) if self.is_local else check_spec(spec)
-        ambient = local.caller_environment() if self.is_local else {}
-        request = rq.Launch(spec=ready, ambient=ambient, origin=capture(ready))
+        request = rq.Launch(spec=ready, ambient=self.ambient, origin=capture(ready))
         return self._touch(self.ask("launch", request, str))
 
     def attach(self, job_id: str) -> Job:
@@ -382,10 +386,14 @@ class Job:
         """
         if step is not None and not path and self.phase.is_terminal:
             path = THE_START if step == 0 else self._checkpoint(step).path
-        ambient = local.caller_environment() if self.session.is_local else {}
-        origin = capture(self.spec)
         request = rq.Resume(
-            job_id=self.job_id, step=step, path=path, ranks=ranks, by=by, ambient=ambient, origin=origin
+            job_id=self.job_id,
+            step=step,
+            path=path,
+            ranks=ranks,
+            by=by,
+            ambient=self.session.ambient,
+            origin=capture(self.spec),
         )
         return self.session.ask("resume", request, JobPhase)
 

@@ -28,7 +28,7 @@ from typing import Any, Final, TypeAlias
 import torch
 
 from workbench.training import agreement, memory, packing
-from workbench.training.agreement import Copy, Need, Plan
+from workbench.training.agreement import Need, Plan
 from workbench.training.buddies import FIRST, Buddies
 from workbench.training.control import Control
 from workbench.training.council import Council
@@ -80,10 +80,6 @@ class Snapshots:
         return cls(who, Line(control), council, tuple(settings.get("peers", (who.rank,))), every)
 
     # --- going on from one --------------------------------------------------------------------------------------------
-
-    def available(self) -> list[Copy]:
-        """The whole copies of earlier generations that this host has."""
-        return self._recalled().copies()
 
     def restore(self, disk_step: int = -1, like: Any = None) -> Restored | None:
         """Agree with all ranks on what to go on from, and get it; None when it is not in memory (`reason` says why).

@@ -15,7 +15,7 @@ import msgspec
 from workbench.events import ConsistencyPaced, DataDoubted, Event, GradientMismatched, ReplicasRepaired
 from workbench.state import DataAbout, Mismatch, Side
 from workbench.telemetry import ConsistencyReport
-from workbench.views.wording import count, number, percent, plural, ranks_text
+from workbench.views.wording import count, percent, plural, ranks_text
 
 COLUMNS: Final = 96
 FINDINGS: Final = 20
@@ -370,8 +370,3 @@ def news(view: GradientsView, most: int = 3) -> list[str]:
 def found_text(found: Found) -> str:
     """A finding with its advice, in one line."""
     return f"{found.sentence}; {found.fix}" if found.fix else found.sentence
-
-
-def worst_text(worst: WorstTensor) -> str:
-    size = f", by up to {number(worst.deviation, 3)}" if worst.deviation else ""
-    return f"{worst.name}: {plural(worst.times, 'difference')}, the last at step {count(worst.step)}{size}"

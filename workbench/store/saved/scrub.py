@@ -83,12 +83,6 @@ class Scrubber:
         """What runs: a home path can be put back."""
         return self._put(HOME_IN_CODE, self._without_secrets(text))
 
-    def has_secret(self, text: str) -> bool:
-        before = self.removed.copy()
-        is_changed = self._without_secrets(text) != text
-        self.removed = before
-        return is_changed
-
     def words(self, words: tuple[str, ...]) -> tuple[str, ...]:
         """Arguments: `--token X` is two of them."""
         found: list[str] = []
