@@ -85,7 +85,8 @@ class Stall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A job that stopped getting on: the ranks to blame (none: cannot be told), and what shows it.
 
     `since`: epoch s when it last got on. `collective` and `collective_seq`: the one that the others wait in. `where`:
-    `train.py:41 in load`, of the first culprit. `evidence`: sentences, the strongest first.
+    `train.py:41 in load`, of the first culprit. `evidence`: sentences, the strongest first. `patience`: s that the job
+    may still take for it, since it has not begun; 0: it has stood still for too long.
     """
 
     kind: StallKind
@@ -98,6 +99,7 @@ class Stall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     where: str = ""
     evidence: tuple[str, ...] = ()
     stacks: tuple[StackGroup, ...] = ()
+    patience: float = 0.0
 
 
 class Compared(enum.Enum):

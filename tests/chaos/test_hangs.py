@@ -149,10 +149,17 @@ def test_a_stopped_loader_worker_is_named(launch: Callable[..., Job]) -> None:
 
 
 def test_a_rank_that_hangs_before_the_process_group(launch: Callable[..., Job]) -> None:
-    stall = stall_of(launch("before_init", startup_timeout=4.0))
+    """It may take its time there, so it is told first, and ended once a start may take no longer."""
+    job = launch("before_init", startup_timeout=18.0, max_restarts=1)
+    stall = stall_of(job)
     assert (stall.kind, stall.ranks) == (StallKind.NOT_STARTED, (1,))
     assert "in nothing" in stall.where
     assert stall.collective == "init_process_group"
+    assert 0.0 < stall.patience < 18.0 and job.state.restart_count == 0
+    assert job.reason.startswith("kept waiting: rank 1 did not join the process group"), job.reason
+    until(lambda: events(job, FailureDetected), "failure")
+    (failure,) = [event.failure for event in events(job, FailureDetected)][:1]  # type: ignore[attr-defined]
+    assert failure.stall is not None and failure.stall.patience == 0.0 and failure.rank == 1
 
 
 def test_with_restarts_left_a_hang_is_ended_and_the_job_goes_on(launch: Callable[..., Job]) -> None:

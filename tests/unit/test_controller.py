@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import pytest
+from msgspec.structs import replace
 
 from workbench.commands import Announce, StartRanks, StartStore, StopRanks
 from workbench.controller import transition
@@ -160,6 +161,11 @@ def resumed(step: int) -> Step:
 
 def stalls(pool: FakePool) -> None:
     pool.feed(JOB, StallDetected(time=pool.now, restart_count=pool.states[JOB].restart_count, stall=STALL))
+
+
+def is_kept_waiting(pool: FakePool) -> None:
+    count = pool.states[JOB].restart_count
+    pool.feed(JOB, StallDetected(time=pool.now, restart_count=count, stall=replace(STALL, patience=200.0)))
 
 
 def gets_on(pool: FakePool) -> None:
@@ -570,6 +576,14 @@ STORIES = [
     Story("starts small when that is all there is", (run,), UP, "1 of 1 rank running", ELASTIC, workers=(("a", 1),)),
     Story("restarts a stall", (run, stalls, run), f"{UP} {AGAIN}", "2 of 2 ranks running, restart 1 of 1", RESTART),
     Story("only tells of a stall without restarts", (run, stalls, run), UP, f"stalled: {STALL.reason}"),
+    Story("only tells who is awaited", (run, is_kept_waiting, run), UP, f"kept waiting: {STALL.reason}", RESTART),
+    Story(
+        "restarts it when patience is over",
+        (run, is_kept_waiting, stalls, run),
+        f"{UP} {AGAIN}",
+        "2 of 2 ranks running, restart 1 of 1",
+        RESTART,
+    ),
     Story("tells when it gets on", (run, stalls, gets_on, run), UP, "2 of 2 ranks running"),
     Story(
         "a limit that was asked for ends it",

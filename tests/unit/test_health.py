@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from workbench.policy.health import Pace, Situation, is_stalled, patience
+from workbench.policy.health import Pace, Situation, is_kept_waiting, is_stalled, patience
 from workbench.spec import EntrypointKind, JobSpec
 from workbench.telemetry import RankBeat
 
@@ -66,6 +66,18 @@ def test_before_the_first_step_only_a_rank_that_trains_is_suspected() -> None:
     assert is_stalled(beats(beat(0, age=50.0)), Pace(), quiet) is None, "a program that trains nothing"
     joining = beat(1, age=3.0, activity="COLLECTIVE", collective="init_process_group")
     assert is_stalled(beats(beat(0, age=50.0), joining), Pace(), quiet) is not None
+
+
+def test_who_is_kept_waiting_at_the_start_is_told_long_before_patience_is_over() -> None:
+    joining = beat(1, age=12.4, activity="COLLECTIVE", collective="init_process_group")
+    known = beats(beat(0, age=50.0), joining)
+    assert is_stalled(known, Pace(), SPEC) is None
+    assert is_kept_waiting(known, Pace(), SPEC) == "rank 1 has waited in a collective for 12 s, before its first step"
+    assert is_kept_waiting(known, BEGUN, SPEC) is None
+    assert is_kept_waiting(known, Pace(), JobSpec(kind=EntrypointKind.INTERACTIVE)) is None
+    assert is_kept_waiting(beats(beat(0, age=50.0), beat(1, age=50.0)), Pace(), SPEC) is None, "nobody waits"
+    patient = beat(1, age=12.4, activity="COLLECTIVE", expected=60.0)
+    assert is_kept_waiting(beats(patient), Pace(), SPEC) is None, "it has said that it may take that long"
 
 
 def test_an_interactive_job_may_be_idle_and_its_cells_may_take_long() -> None:

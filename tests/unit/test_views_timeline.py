@@ -175,6 +175,16 @@ def test_a_stall_that_ends_by_itself_is_no_failure() -> None:
     assert timeline.attempts[0].cause is None
 
 
+def test_a_start_that_was_waited_for_and_then_given_up_is_one_stall() -> None:
+    early, late = replace(stall(1, since=5.0), patience=200.0), stall(1, since=5.0)
+    told = [StallDetected(time=t, restart_count=0, stall=s) for t, s in ((6.5, early), (7.5, late))]
+    timeline = timeline_of([*launched(), *told], now=8.0)
+    assert [s.kind for s in timeline.spans if s.ranks == ((1, 1),)].count(SpanKind.STALLED) == 1
+    early_mark, late_mark = [mark for mark in timeline.marks if mark.kind is MarkKind.STALLED]
+    assert early_mark.title == f"{early.reason}; it has not begun, and may take 3 min 20 s more"
+    assert late_mark.title == late.reason
+
+
 def test_a_stall_that_nobody_can_be_blamed_for_is_everybody_s() -> None:
     told = StallDetected(time=6.5, restart_count=0, stall=stall(since=5.0, kind=StallKind.UNKNOWN))
     (last,) = [s for s in timeline_of([*launched(), told], now=8.0).spans if s.end == 8.0]

@@ -53,7 +53,7 @@ def running(state: JobState, time: float) -> Outcome:
 def running_text(state: JobState) -> str:
     """The reason of a HEALTHY job."""
     if state.stall is not None:
-        return f"stalled: {state.stall.reason}"
+        return f"{'kept waiting' if state.stall.patience else 'stalled'}: {state.stall.reason}"
     alive = sum(not r.phase.has_exited for r in state.ranks)
     ready = "ready for cells" if state.spec.kind is EntrypointKind.INTERACTIVE else "running"
     finished = f", {len(state.ranks) - alive} finished" if alive < len(state.ranks) else ""

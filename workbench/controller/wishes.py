@@ -146,12 +146,12 @@ def run_resumed(state: JobState, event: RunResumed) -> Outcome:
 
 
 def stalled(state: JobState, event: StallDetected) -> Outcome:
-    """With restarts, or a limit that somebody set, it is a failure; else it is told, and nothing is killed."""
+    """With restarts, or a limit that somebody set, it is a failure, once patience is over; else it is only told."""
     if state.phase is not JobPhase.HEALTHY:
         return state, ()
     spec = state.spec
     is_left_alone = spec.kind is EntrypointKind.INTERACTIVE or not (spec.max_restarts or spec.progress_timeout)
-    if is_left_alone:
+    if is_left_alone or event.stall.patience > 0.0:
         told = replace(state, stall=event.stall)
         return replace(told, reason=running_text(told)), ()
     return fail(state, (stall_failure(state, event),), event.time)

@@ -24,6 +24,7 @@ STEPS: Final = 5.0  # as many median steps
 PAUSES: Final = 5.0  # as many times the longest pause that ended by itself (as NVRx learns its timeouts)
 EARLY: Final = 0.85  # of the patience, so that it is told within it
 CELL: Final = 10.0  # s that a collective of a cell may wait for a rank; only told
+KEPT_WAITING: Final = 10.0  # s at the start after which who waits in a collective, and for whom, is told
 
 
 class Situation(enum.Enum):
@@ -137,6 +138,17 @@ def patience(beats: Mapping[int, Standing], pace: Pace, spec: JobSpec) -> float:
         (max(patience_of(situation_of(beat, pace), pace, spec), beat.expected) for beat in beats.values()),
         default=inf,
     )
+
+
+def is_kept_waiting(beats: Mapping[int, Standing], pace: Pace, spec: JobSpec) -> str | None:
+    """Why to say, long before the patience of a start is over, who keeps the others waiting; None: nobody does."""
+    if pace.has_begun or spec.kind is EntrypointKind.INTERACTIVE:
+        return None
+    waiting = [b for b in beats.values() if b.activity == "COLLECTIVE" and b.age >= max(KEPT_WAITING, b.expected)]
+    if not waiting:
+        return None
+    first = min(waiting, key=lambda beat: (-beat.age, beat.rank))
+    return f"rank {first.rank} has waited in a collective for {first.age:.0f} s, before its first step"
 
 
 def may_wait(beat: Standing) -> bool:

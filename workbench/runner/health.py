@@ -20,7 +20,7 @@ from workbench.errors import PoolError
 from workbench.events import Event, StallDetected, StallEnded, StepsBegan, StragglerDetected, StragglerGone
 from workbench.evidence import RankEvidence
 from workbench.policy.diagnosis import as_stall, diagnose
-from workbench.policy.health import EARLY, Pace, is_stalled, patience
+from workbench.policy.health import EARLY, KEPT_WAITING, Pace, is_kept_waiting, is_stalled, patience
 from workbench.policy.stacks import fold
 from workbench.policy.straggler import Marks, advance
 from workbench.pool.messages import decode, encode
@@ -63,6 +63,7 @@ class Monitor:
         self.window = now
         self.marks = Marks()
         self.stalled_at: float | None = None
+        self.is_patient = False  # what was told is no stall yet: the job has not begun
         self.not_before, self.delay = 0.0, AGAIN
 
     def report(self, report: RankBeat | StepsTaken, now: float) -> None:
@@ -147,30 +148,37 @@ class Health:
         self._compare(job, monitor, alive, now)
         if monitor.task is not None and not monitor.task.done():
             return
-        pace, standing = monitor.paced(), monitor.standing(alive, now)
-        most = patience(standing, pace, job.state.spec)
-        if monitor.stalled_at is not None:
-            if is_stalled(standing, pace, job.state.spec, EARLY / 2) is None:
+        pace, standing, spec = monitor.paced(), monitor.standing(alive, now), job.state.spec
+        most = patience(standing, pace, spec)
+        is_late = is_stalled(standing, pace, spec, max(SOONEST, EARLY - LEAD / most)) is not None
+        is_waiting = is_kept_waiting(standing, pace, spec) is not None
+        if monitor.stalled_at is not None and not (monitor.is_patient and is_late):
+            if not is_waiting and is_stalled(standing, pace, spec, EARLY / 2) is None:
                 seconds, monitor.stalled_at = now - monitor.stalled_at, None
                 self._tell(job, StallEnded(time=self._link.now(), restart_count=monitor.restart_count, seconds=seconds))
-        elif not is_stalled(standing, pace, job.state.spec, max(SOONEST, EARLY - LEAD / most)):
+        elif not (is_late or is_waiting):
             monitor.not_before, monitor.delay = 0.0, AGAIN
         elif now >= monitor.not_before:
-            monitor.task = self._link.spawn(self._investigate(job, monitor))
+            monitor.task = self._link.spawn(self._investigate(job, monitor, is_patient=not is_late))
 
     def _tell(self, job: LiveJob, event: Event) -> None:
         self._feed(job.job_id, event)
 
     # --- stalls ---
 
-    async def _investigate(self, job: LiveJob, monitor: Monitor) -> None:
+    async def _investigate(self, job: LiveJob, monitor: Monitor, *, is_patient: bool) -> None:
+        """`is_patient`: it is only to be told who keeps the others waiting at the start."""
         count, spec = monitor.restart_count, job.state.spec
-        found = await self._gather(job, count, deep=True)
-        evidence, reason = await self._confirm(job, monitor, found)
+        evidence = await self._gather(job, count, deep=True)
+        if is_patient:
+            reason = is_kept_waiting(_by_rank(evidence), monitor.paced(), spec)
+        else:
+            evidence, reason = await self._confirm(job, monitor, evidence)
         if reason is None or job.state.phase is not JobPhase.HEALTHY or job.state.restart_count != count:
             return
         pace = monitor.paced()
-        limit = EARLY * patience(_by_rank(evidence), pace, spec)
+        most = patience(_by_rank(evidence), pace, spec)
+        limit = KEPT_WAITING if is_patient else EARLY * most
         if any(self._link.may_be_cut_off(rank.worker) for rank in job.state.ranks):
             monitor.not_before = self._now() + LEAD  # the pool will say that its host is lost, or it gets on
             return
@@ -182,9 +190,10 @@ class Health:
             monitor.not_before, monitor.delay = now + monitor.delay, 1.5 * monitor.delay
             return
         stood = min(rank.age for rank in evidence if rank.age >= limit)
-        monitor.stalled_at, monitor.delay = now - stood, AGAIN
+        monitor.stalled_at, monitor.is_patient, monitor.delay = now - stood, is_patient, AGAIN
         stall = replace(
             as_stall(verdict, evidence, since=wall - stood),
+            patience=max(1.0, most - stood) if is_patient else 0.0,
             stacks=fold(evidence, verdict.culprits or verdict.suspects),
             evidence=(*verdict.evidence, reason),
         )

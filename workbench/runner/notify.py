@@ -48,7 +48,7 @@ def note_of(event: Event, state: JobState, step: Callable[[], int]) -> Note | No
     match event:
         case FailureDetected():
             what, reason, rank, at = "failure", event.failure.reason, event.failure.rank, event.failure.step
-        case StallDetected():
+        case StallDetected() if not event.stall.patience:
             what, reason, at = "stall", event.stall.reason, event.stall.step
             rank = event.stall.ranks[0] if event.stall.ranks else None
         case RecoveryFinished():

@@ -49,7 +49,7 @@ COMM, OPTIMIZER, CHECKPOINT = int(Activity.COLLECTIVE), int(Activity.OPTIMIZER),
 NO_TIME: Final = [0.0] * 8  # by activity up to CHECKPOINT; from DATA on the order of a `StepRecord`
 NOTHING_SAID: Final[frozenset[str]] = frozenset()
 SHORT: Final = 0.003  # s
-EACH: Final = 32  # of short steps one in so many is watched whole
+EACH: Final = 128  # of short steps one in so many is watched whole
 NOBODY: Final = -1  # a thread that does not exist: every probe passes by
 SILENCE: Final = 5.0  # s without a step after which another thread's optimizer moves the watch there
 

@@ -130,7 +130,10 @@ class Generation:
         self.reach(event.failure.step)
 
     def halt(self, event: StallDetected) -> None:
-        self.halts.append(Halt(event.stall, event.time))
+        if self.halts and self.halts[-1].ended is None:  # told before, when it was to be patient with
+            self.halts[-1] = self.halts[-1]._replace(stall=event.stall)
+        else:
+            self.halts.append(Halt(event.stall, event.time))
         self.reach(event.stall.step)
         if len(self.halts) > 2 * KEPT:
             self.halts = _longest(self.halts, _halt_length, lambda halt: halt.stall.since)

@@ -56,6 +56,12 @@ def mark_of(event: Event, restart_count: int) -> Mark | None:
     )
 
 
+def _stalled(event: StallDetected) -> _Told:
+    stall = event.stall
+    more = f"; it has not begun, and may take {span(stall.patience)} more" if stall.patience else ""
+    return _Told(MarkKind.STALLED, f"{stall.reason}{more}", stall.ranks, stall.step)
+
+
 def _failed(event: FailureDetected) -> _Told:
     more = f"; {plural(len(event.consequences), 'error')} followed from it" if event.consequences else ""
     cause = event.failure
@@ -140,7 +146,7 @@ _TELL: Final[Mapping[type, Callable[[Any], _Told | None]]] = {
     FaultInjected: lambda e: _Told(MarkKind.REQUESTED, f"{e.fault} asked for on rank {e.rank}", (e.rank,)),
     FaultHappened: _happened,
     FailureDetected: _failed,
-    StallDetected: lambda e: _Told(MarkKind.STALLED, e.stall.reason, e.stall.ranks, e.stall.step),
+    StallDetected: _stalled,
     StallEnded: lambda e: _Told(MarkKind.STALL_ENDED, f"the job goes on by itself after {span(e.seconds)}"),
     RecoveryStarted: lambda e: _Told(MarkKind.DECIDED, e.reason),
     StepsBegan: _recovered,
