@@ -19,6 +19,7 @@ from workbench.events import (
     FailureDetected,
     LaunchRequested,
     NonFiniteFound,
+    OriginRecorded,
     PhaseChanged,
     RankExited,
     RankStarted,
@@ -27,6 +28,7 @@ from workbench.events import (
     StragglerDetected,
 )
 from workbench.feed import Bucket, Cursor, Total, Update
+from workbench.origin import Origin
 from workbench.spec import JobSpec
 from workbench.state import (
     Checkpoint,
@@ -98,6 +100,7 @@ def begin(ranks: int) -> list[Event]:
     spec = JobSpec(entrypoint="train.py", nproc_per_node=ranks, max_restarts=3)
     return [
         LaunchRequested(time=EPOCH, job_id="scene", spec=spec),
+        OriginRecorded(time=EPOCH, origin=Origin(packages={"torch": "2.13.0", "numpy": "2.4.6"})),
         SlotsGranted(time=EPOCH + 0.1, placements=tuple(map(place, range(ranks)))),
         PhaseChanged(time=EPOCH + 0.1, phase=JobPhase.LAUNCHING, reason="", restart_count=0),
         *(RankStarted(time=EPOCH + 0.2, restart_count=0, rank=k, pid=4000 + k) for k in range(ranks)),
@@ -170,8 +173,17 @@ def hung() -> Iterator[Update]:
                  output=one.output)  # fmt: skip
 
 
+def other() -> Iterator[Update]:
+    """`small` with another learning rate on 4 ranks, and an older torch."""
+    for one in running(4, 150, 1.0, lambda rank, at: 0.8):
+        spec = JobSpec(entrypoint="train.py", args=("--lr", "0.3"), nproc_per_node=4, max_restarts=3)
+        origin = OriginRecorded(time=EPOCH, origin=Origin(packages={"torch": "2.12.0", "numpy": "2.4.6"}))
+        yield update(151, state(4, spec=spec), events=(*one.events, origin), buckets=one.buckets, totals=one.totals,
+                     beats=one.beats, output=one.output)  # fmt: skip
+
+
 SCENES: dict[str, Callable[[], Iterator[Update]]] = {
-    "small": small, "large": large, "failed": failed, "hung": hung, "empty": lambda: iter(()),
+    "small": small, "large": large, "failed": failed, "hung": hung, "other": other, "empty": lambda: iter(()),
 }  # fmt: skip
 
 

@@ -98,7 +98,7 @@ def health(url: str, cookies: str) -> dict[str, Any]:
 
 
 def test_from_the_list_to_a_job_whose_numbers_move(readers: Callable[..., Reader], launch: Launch) -> None:
-    job = launch("steady.py", 60)
+    job, other = launch("steady.py", 60), launch("steady.py", 30)
     await_steps(job)
     reader, url = readers(color_scheme="dark"), link()
     reader.open(url)
@@ -106,7 +106,14 @@ def test_from_the_list_to_a_job_whose_numbers_move(readers: Callable[..., Reader
     assert reader.page.evaluate("() => document.documentElement.dataset.theme") == "dark"  # as the system has it
     row = reader.page.get_by_role("link", name=job.job_id)
     row.wait_for(timeout=10_000)
+    for one in (job, other):
+        reader.page.get_by_role("button", name=f"compare {one.job_id}").click()
     reader.shot("tab-jobs-dark")
+    reader.page.get_by_role("link", name="Compare 2 jobs").click()
+    reader.page.get_by_role("cell", name="30", exact=True).wait_for(timeout=20_000)  # what differs: the argument
+    reader.shot("tab-compare-dark")
+    reader.page.get_by_role("link", name="all jobs").click()
+    row.wait_for(timeout=20_000)
     reader.page.get_by_label("jobs whose name contains").fill("no such job")
     reader.page.get_by_text("No job is like that").wait_for(timeout=5_000)
     reader.page.get_by_label("jobs whose name contains").fill(job.job_id[:-2].upper())

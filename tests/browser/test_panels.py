@@ -99,6 +99,19 @@ def test_a_scene_is_drawn_and_can_be_read(reader: Reader, tab: Tab, scene: str, 
     reader.shot(f"panels-{scene}-{theme}")
 
 
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_jobs_beside_each_other(reader: Reader, tab: Tab, theme: str) -> None:
+    reader.open(tab.link("small", "other", "failed", read_only=True).replace("?", f"?theme={theme}&"))
+    wait_for(lambda: reader.page.evaluate(COLOURS, "Loss") > 10, "the curves are drawn", 30, every=0.3)
+    reader.page.get_by_label("what the axis counts").select_option("time")
+    reader.page.get_by_text("Throughput of all ranks, samples/s by time since the start").wait_for(timeout=10_000)
+    wait_for(lambda: reader.where().get("by") == ["time"], "the address follows", 10)
+    assert reader.where()["id"] == ["small", "other", "failed"]
+    reader.page.get_by_text("the same as a table").first.click()
+    assert reader.page.evaluate(AUDIT) == []
+    reader.shot(f"compare-{theme}")
+
+
 def test_a_zoom_lets_all_charts_stand_still(reader: Reader, tab: Tab) -> None:
     reader.open(tab.link("small"))
     chart = reader.page.locator("section[aria-label=Throughput] canvas").first

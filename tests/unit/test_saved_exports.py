@@ -14,6 +14,7 @@ import msgspec
 import nbformat
 import pytest
 
+from tests.unit.fake_session import FakeSession, context_of
 from tests.unit.saved_files import LOSSES, SPEC, fake, save_fake, steps_of
 from workbench.errors import SavedFileError, UsageError
 from workbench.saved.export import COLUMNS, export, masked_crc
@@ -21,6 +22,7 @@ from workbench.saved.notebook import notebook_of
 from workbench.saved.page import page_of
 from workbench.saved.session import SavedSession, load_session
 from workbench.spec import JobSpec
+from workbench.verbs.table import run
 from workbench.views.charts import POINTS, Series, chart, thin
 
 
@@ -233,3 +235,20 @@ def test_the_verbs_formats_are_those_there_are() -> None:
     from workbench.verbs.beside import FORMATS as OFFERED
 
     assert tuple(FORMATS) == OFFERED and set(SUFFIXES) == set(FORMATS)
+
+
+# --- runs beside each other -------------------------------------------------------------------------------------------
+
+
+def test_saved_runs_beside_each_other_as_text_and_as_tables(session: SavedSession, tmp_path: Path) -> None:
+    path = tmp_path / "run.dtrain"
+    shown = run(context_of(FakeSession()), ["compare", str(path), str(path), str(path)])
+    assert len(shown.document) == 2 and all(one["a"] == one["b"] for one in shown.document)
+    bundle = shown.value._repr_mimebundle_()
+    assert bundle["text/plain"] == shown.text and "How they went" in bundle["text/html"]
+    assert "<script>" not in bundle["text/html"]  # no page has what is saved
+    shell = context_of(FakeSession(), shell=True)
+    with pytest.raises(UsageError, match="pools of this machine"):
+        run(shell, ["compare", str(path), str(path), "--open"])
+    with pytest.raises(UsageError, match="7 runs"):
+        run(shell, ["compare", *[str(path)] * 7])

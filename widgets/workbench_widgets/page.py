@@ -83,6 +83,15 @@ JOB_BODY: Final = """
 <section aria-label="Gradients"><h2>Do ranks agree?</h2>{{ embed(roots.gradients) }}</section>
 <section aria-label="Checkpoints" data-acts><h2>Checkpoints</h2>{{ embed(roots.checkpoints) }}</section>
 """
+COMPARE_BODY: Final = """
+<div class="first"><nav><a href=".{{ theme_query | e }}">← all jobs</a></nav></div>
+{{ embed(roots.head) }}
+<div class="two">
+<section aria-label="Loss">{{ embed(roots.loss) }}</section>
+<section aria-label="Throughput">{{ embed(roots.throughput) }}</section>
+</div>
+<section aria-label="Differences">{{ embed(roots.tables) }}</section>
+"""
 LIST_BODY: Final = '<section aria-label="Jobs">{{ embed(roots.jobs) }}</section>'
 
 
@@ -111,6 +120,11 @@ def argument(arguments: Any, name: str, default: str = "") -> str:
     """One value of the address' query, as text; the first when there are several."""
     values = (arguments or {}).get(name) or [default.encode()]
     return bytes(values[0]).decode(errors="replace")[:300]
+
+
+def values(arguments: Any, name: str) -> list[str]:
+    """All values of the address' query, each once."""
+    return list(dict.fromkeys(value.decode(errors="replace")[:300] for value in (arguments or {}).get(name) or []))
 
 
 def number(arguments: Any, name: str) -> int | None:

@@ -1,4 +1,4 @@
-"""The two pages as Bokeh applications: a job, and the list of jobs. Here documents meet dashboards and followers."""
+"""The pages as Bokeh applications: a job, jobs beside each other, the list of jobs. Here documents meet followers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from panel.io.application import Application
 from tornado.ioloop import IOLoop
 
 from workbench import Job, __version__
+from workbench.views.sides import MOST, By
 from workbench_widgets import page
+from workbench_widgets.comparison import Comparison
 from workbench_widgets.dashboard import Dashboard, Later
 from workbench_widgets.follower import Followers
 from workbench_widgets.gate import RIGHTS
@@ -48,6 +50,9 @@ class Pages:
     def job_app(self) -> Any:
         return _application(self._job_page)
 
+    def compare_app(self) -> Any:
+        return _application(self._compare_page)
+
     def list_app(self) -> Any:
         return _application(self._list_page)
 
@@ -64,6 +69,16 @@ class Pages:
         dashboard = Dashboard(follower, known_theme(theme), later_on(doc), may_act=may_act, choice=choice)
         _place(doc, dashboard.roots, dashboard.pacer)
         doc.on_session_destroyed(lambda _: dashboard.close())
+
+    def _compare_page(self, doc: Any) -> None:
+        arguments = doc.session_context.request.arguments
+        ids, theme = page.values(arguments, "id"), page.argument(arguments, "theme")
+        _prepare(doc, f"{' and '.join(ids) or 'no job'} · dtrain", page.COMPARE_BODY, theme)
+        by = next((one for one in By if one.value == page.argument(arguments, "by")), By.STEP)
+        sources = [self._followers.get(job_id) for job_id in ids[:MOST]]
+        comparison = Comparison(sources, theme, later_on(doc), by=by)
+        _place(doc, comparison.roots, comparison.pacer)
+        doc.on_session_destroyed(lambda _: comparison.close())
 
     def _list_page(self, doc: Any) -> None:
         theme = page.argument(doc.session_context.request.arguments, "theme")

@@ -118,7 +118,7 @@ def _inode(path: Path) -> int | None:
 
 
 def make_server(pages: Any, path: Path, directory: Path) -> tuple[Any, Any]:
-    """The Bokeh server with the two pages and `/healthz`, bound but not started; and who opens ports for it."""
+    """The Bokeh server with the pages and `/healthz`, bound but not started; and who opens ports for it."""
     from panel.io.server import Server
 
     from workbench_widgets.gate import RIGHTS
@@ -127,7 +127,7 @@ def make_server(pages: Any, path: Path, directory: Path) -> tuple[Any, Any]:
 
     keepers: list[Gatekeeper] = []
     server = Server(  # type: ignore[no-untyped-call]
-        {"/job": pages.job_app(), "/": pages.list_app()},
+        {"/job": pages.job_app(), "/compare": pages.compare_app(), "/": pages.list_app()},
         unix_socket=str(path),
         allow_websocket_origin=["*"],
         extra_patterns=[

@@ -97,7 +97,11 @@ td button{{height:22px;padding:0 8px}}
 .pager{{margin:8px 0 0}} .tools[role=search]{{margin:8px 0}}
 tbody tr.chosen>*{{background:var(--dt-raised)}} tbody tr.chosen>:first-child{{box-shadow:inset 3px 0 var(--dt-accent)}}
 button.pick{{border:0;background:none;height:auto;padding:0 2px;font:inherit;color:inherit}}
+button.box{{font-size:15px;line-height:1;margin-right:6px}}
+a.button{{border:1px solid var(--dt-accent);border-radius:4px;padding:2px 10px;text-decoration:none}}
 button.pick:hover{{text-decoration:underline}}
+h2.next{{margin-top:14px}} .sides th{{vertical-align:top}}
+.sides td{{white-space:normal;vertical-align:top;min-width:16ch}}
 .jump{{position:absolute;right:14px;bottom:10px}}
 """
 

@@ -30,10 +30,14 @@ class Tab(NamedTuple):
     look: str
     ticket: str = ""
 
-    def link(self, job_id: str = "", *, read_only: bool = False, once: bool = False) -> str:
-        """The address of a job's page, or of the list of jobs. `once`: good for one use within a minute."""
-        path = f"job/{quote(job_id, safe='')}" if job_id else ""
-        query = urlencode({"token": self.ticket if once else self.look if read_only else self.act})
+    def link(self, job_id: str = "", *others: str, read_only: bool = False, once: bool = False) -> str:
+        """The address of a job's page, of the list of jobs, or of several jobs beside each other.
+
+        `once`: good for one use within a minute.
+        """
+        path = "compare" if others else f"job/{quote(job_id, safe='')}" if job_id else ""
+        ids = [("id", one) for one in (job_id, *others)] if others else []
+        query = urlencode([*ids, ("token", self.ticket if once else self.look if read_only else self.act)])
         return f"http://127.0.0.1:{self.port}/{'look/' if read_only else ''}{path}?{query}"
 
 

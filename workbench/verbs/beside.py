@@ -6,7 +6,7 @@ import contextlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -42,23 +42,71 @@ def _jobs(context: Context, args: Arguments, word: str) -> Iterator[list[Job]]:
         yield [context.session(args).attach(word)]
 
 
+class Beside(Text):
+    """A comparison as a notebook shows it: tables, which become the live page where the jobs are of a pool."""
+
+    html = ""
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
+        return {"text/plain": str(self), "text/html": self.html}
+
+
 def compare(context: Context, args: Arguments) -> Outcome:
-    """Two runs beside each other; of two files of several jobs those of the same place."""
+    """Runs beside the first of them; of files of several jobs those of the same place."""
     from workbench.saved.traces import trace_of
     from workbench.views.compare import compare as compared
+    from workbench.views.sides import MOST
     from workbench.views.text import render_lines
 
-    with _jobs(context, args, args.a) as ours, _jobs(context, args, args.b) as theirs:
-        if len(ours) != len(theirs):
-            there = ", ".join(job.job_id for job in [*ours, *theirs][:12])
-            raise UsageError(
-                f"{len(ours)} jobs against {len(theirs)}", hint=f"name one with FILE:JOB; there are: {there}"
-            )
-        pairs = [(trace_of(a), trace_of(b)) for a, b in zip(ours, theirs, strict=True)]
-    told = [(a.name, b.name, compared(a, b)) for a, b in pairs]
+    words = [args.a, args.b, *(args.more or [])]
+    if len(words) > MOST:
+        raise UsageError(f"{len(words)} runs", hint=f"give at most {MOST}")
+    with contextlib.ExitStack() as stack:
+        found = [stack.enter_context(_jobs(context, args, word)) for word in words]
+        for jobs in found[1:]:
+            if len(jobs) != len(found[0]):
+                there = ", ".join(job.job_id for job in [*found[0], *jobs][:12])
+                raise UsageError(
+                    f"{len(found[0])} jobs against {len(jobs)}", hint=f"name one with FILE:JOB; there are: {there}"
+                )
+        if args.open and context.is_shell:
+            return _opened(context, args, found)
+        first, *others = ([trace_of(job) for job in jobs] for jobs in found)
+        told = [(a.name, b.name, compared(a, b)) for traces in others for a, b in zip(first, traces, strict=True)]
+        html = "" if context.is_shell or len(first) > 1 else _html(context, args, [jobs[0] for jobs in found])
     text = "\n\n".join(render_lines(lines, (a, b), context.screen.width) for a, b, lines in told)
     document = [{"a": a, "b": b, "lines": msgspec.to_builtins(lines)} for a, b, lines in told]
-    return Outcome(value=Text(text), text=text, document=document)
+    value = Beside(text)
+    value.html = html
+    return Outcome(value=value if html else Text(text), text=text, document=document)
+
+
+def _opened(context: Context, args: Arguments, found: list[list[Job]]) -> Outcome:
+    """Its page in a browser."""
+    from workbench.saved.session import SavedJob
+    from workbench.verbs.dashboard import open_page
+
+    jobs = [job for group in found for job in group]
+    if context.target(args)[0] or any(isinstance(job, SavedJob) for job in jobs):
+        raise UsageError("the pages show jobs of the pools of this machine", hint="leave out --open")
+    return open_page(args, *(job.job_id for job in jobs))
+
+
+def _html(context: Context, args: Arguments, jobs: list[Job]) -> str:
+    from workbench.saved.session import SavedJob
+    from workbench.views.html import snapshot_sides_html
+    from workbench.views.job import ViewBuilder
+    from workbench.views.panels import PanelBuilder
+    from workbench.views.sides import Side
+
+    sides = []
+    for job in jobs:
+        builder, panels, update = ViewBuilder(), PanelBuilder(), job.follow(timeout=0.0)
+        builder.add(update)
+        panels.add(update)
+        sides.append(Side(job.job_id, builder.view(), panels.view()))
+    is_live = context.target(args)[0] is None and not any(isinstance(job, SavedJob) for job in jobs)
+    return snapshot_sides_html(sides, is_live=is_live)
 
 
 def report(context: Context, args: Arguments) -> Outcome:

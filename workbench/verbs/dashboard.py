@@ -31,13 +31,18 @@ def dashboard(context: Context, args: Arguments) -> Outcome:
         if args.port or args.read_only or args.no_browser:
             raise UsageError("a notebook shows the page in the cell", hint="links are given in a terminal")
         return Outcome(value=AllJobs(session) if job is None else job)
-    tab = _tab(args)
-    job_id = job.job_id if job is not None else ""
-    link = tab.link(job_id, read_only=args.read_only)
-    is_shown = not (args.no_browser or args.json) and _browse(tab.link(job_id, read_only=args.read_only, once=True))
+    return open_page(args, *([] if job is None else [job.job_id]))
+
+
+def open_page(args: Arguments, *jobs: str) -> Outcome:
+    """The page of all jobs, of one, or of several beside each other, in a browser as far as there is one."""
+    tab, read_only = _tab(args), bool(getattr(args, "read_only", False))
+    link = tab.link(*jobs, read_only=read_only)
+    is_hidden = getattr(args, "no_browser", False) or args.json
+    is_shown = not is_hidden and _browse(tab.link(*jobs, read_only=read_only, once=True))
     return Outcome(
-        text=_told(link, is_shown=is_shown, read_only=args.read_only),
-        document={"url": link, "port": tab.port, "read_only": args.read_only},
+        text=_told(link, is_shown=is_shown, read_only=read_only),
+        document={"url": link, "port": tab.port, "read_only": read_only},
     )
 
 
@@ -55,10 +60,11 @@ def _tab(args: Arguments) -> Any:
         raise UsageError(f"there is no {missing} here", hint="pip install 'dtrain-workbench[dashboard]'")
     tab = importlib.import_module(TAB)
     start_dashboard()
+    port = getattr(args, "port", None)
     try:
-        return tab.open_tab(home_dir(), args.port or 0, read_only=args.read_only)
+        return tab.open_tab(home_dir(), port or 0, read_only=getattr(args, "read_only", False))
     except tab.TabError as error:
-        hint = "give another --port, or leave it out" if args.port else f"see {home_dir()}/dashboard/dashboard.log"
+        hint = "give another --port, or leave it out" if port else f"see {home_dir()}/dashboard/dashboard.log"
         raise PoolError(str(error), hint=hint) from None
 
 

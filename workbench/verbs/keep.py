@@ -69,13 +69,16 @@ SAVED: Final = (
         ),
     ),
     Verb(
-        "compare", "show two runs beside each other: what was asked for, losses, states, throughput", beside.compare,
+        "compare", "show runs beside each other: what was asked for, losses, states, throughput", beside.compare,
         operands=(
             Operand("A", "a saved session, one job of it (FILE:JOB), or a job of the pool", required=True,
                     offers="session"),
             Operand("B", "the other one", required=True, offers="session"),
+            Operand("MORE", "more of them, six in all at most", offers="session", repeats=True),
         ),
-        options=COMMON, examples=("compare run.dtrain new.dtrain", "compare run.dtrain:train-1f2e train-77aa"),
+        options=(Option(("--open",), "show it as a page in a browser, with curves"), *COMMON),
+        examples=("compare run.dtrain new.dtrain", "compare run.dtrain:train-1f2e train-77aa",
+                  "compare train-1f2e train-77aa --open"),
     ),
     Verb(
         "report", "write a page about a saved session, or a job, that needs no server and no network", beside.report,

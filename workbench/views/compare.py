@@ -12,7 +12,7 @@ import math
 import re
 import statistics
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -28,6 +28,8 @@ _NUMBER: Final = re.compile(
     r"(?P<value>[-+]?(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?|nan|inf)",
     re.IGNORECASE,
 )
+TEXTS: Final = ("source", "payload")  # fields of a spec that are too long to be shown
+UNTOLD: Final = ("cwd", "name")  # which nothing depends on
 _FINAL: Final = ("accuracy", "acc", "score", "auc", "f1", "perplexity", "ppl", "error")
 
 
@@ -225,19 +227,46 @@ def throughput_line(before: Trace, now: Trace) -> Line:
     old, new = rate(before), rate(now)
     if old is None or new is None:
         return _line("throughput", "–", "–", Verdict.TOLD, "too few steps")
-    ratio = new[0] / old[0]
-    noise = ratio * math.hypot(old[1] / old[0], new[1] / new[0])
-    word = "no difference beyond the noise" if abs(ratio - 1) <= 2 * noise else "faster" if ratio > 1 else "slower"
-    note = f"ratio {ratio:.2f} ± {noise:.2f}, {word}"
-    unit = "samples/s" if old[2] and new[2] else "steps/s"
-    return _line("throughput", f"{old[0]:,.4g} {unit}", f"{new[0]:,.4g} {unit}", Verdict.TOLD, note)
+    note = "ratio " + ratio_text(old.speed, new.speed)
+    unit = "samples/s" if old.has_samples and new.has_samples else "steps/s"
+    return _line("throughput", f"{old.speed.mean:,.4g} {unit}", f"{new.speed.mean:,.4g} {unit}", Verdict.TOLD, note)
 
 
-def rate(trace: Trace) -> tuple[float, float, bool] | None:
-    """`(rate, its standard error, whether it is samples/s)` of the steps after the warm-up; None of too few steps.
+class Speed(NamedTuple):
+    """A throughput, and the standard error of that mean."""
 
-    The error is told by how much the means of `PARTS` stretches differ: neighbouring steps are slow together.
+    mean: float
+    error: float
+
+
+class Rate(NamedTuple):
+    """Samples/s, or steps/s where the samples are not known."""
+
+    speed: Speed
+    has_samples: bool
+
+
+def speed_of(stretches: Sequence[float]) -> Speed | None:
+    """From the throughputs of stretches of a run; None of fewer than three. How much they differ is the error: of
+    single steps it would be too small, since neighbouring ones are slow together.
     """
+    known = [value for value in stretches if value > 0]
+    if len(known) < 3:
+        return None
+    return Speed(statistics.fmean(known), statistics.stdev(known) / math.sqrt(len(known)))
+
+
+def ratio_text(old: Speed, new: Speed) -> str:
+    """`1.25 ± 0.03, faster`: the ratio of two throughputs, its standard error, and whether that is more than noise."""
+    ratio = new.mean / old.mean
+    noise = ratio * math.hypot(old.error / old.mean, new.error / new.mean)
+    word = "no difference beyond the noise" if abs(ratio - 1) <= 2 * noise else "faster" if ratio > 1 else "slower"
+    digits = 2 if noise >= 0.005 or noise == 0 else min(4, math.ceil(-math.log10(noise)))
+    return f"{ratio:.{digits}f} ± {noise:.{digits}f}, {word}"
+
+
+def rate(trace: Trace) -> Rate | None:
+    """Of the steps after the warm-up; None of too few steps."""
     steps = sorted({step for durations in trace.durations.values() for step in durations})
     steps = steps[int(len(steps) * WARM_UP) :]
     if len(steps) < 2 * PARTS:
@@ -245,11 +274,8 @@ def rate(trace: Trace) -> tuple[float, float, bool] | None:
     has_samples = any(sum(by_step.values()) > 0 for by_step in trace.samples.values())
     size = len(steps) // PARTS
     rates = [_stretch(trace, steps[k * size : (k + 1) * size], has_samples) for k in range(PARTS)]
-    known = [value for value in rates if value > 0]
-    if len(known) < 3:
-        return None
-    mean = statistics.fmean(known)
-    return mean, statistics.stdev(known) / math.sqrt(len(known)), has_samples
+    speed = speed_of(rates)
+    return None if speed is None else Rate(speed, has_samples)
 
 
 def _stretch(trace: Trace, steps: Sequence[int], has_samples: bool) -> float:
@@ -293,9 +319,8 @@ def differing_fields(a: JobSpec, b: JobSpec) -> list[Line]:
     lines = []
     for name in JobSpec.__struct_fields__:
         old, new = getattr(a, name), getattr(b, name)
-        if old != new and name not in ("cwd", "name"):
-            is_text = name in ("source", "payload")
-            shown = ("a program", "another one") if is_text else (_shown(old), _shown(new))
+        if old != new and name not in UNTOLD:
+            shown = ("a program", "another one") if name in TEXTS else (shown_value(old), shown_value(new))
             lines.append(_line(name, *shown, Verdict.TOLD))
     return lines
 
@@ -307,7 +332,7 @@ def _differing_packages(a: Mapping[str, str], b: Mapping[str, str]) -> list[Line
     return [_line(f"package {name}", a.get(name, "–"), b.get(name, "–"), Verdict.TOLD) for name in names[:12]]
 
 
-def _shown(value: object) -> str:
+def shown_value(value: object) -> str:
     if isinstance(value, enum.Enum):
         return str(value.value)
     return " ".join(map(str, value)) if isinstance(value, tuple) else str(value)

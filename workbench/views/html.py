@@ -13,10 +13,12 @@ import re
 from collections.abc import Sequence
 from html import escape
 from typing import Final
+from urllib.parse import urlencode
 
 from workbench.feed import JobSummary, PoolStatus
 from workbench.views.gradients import Agreement, GradientsView, agreement_line, news, strip
 from workbench.views.job import JobView
+from workbench.views.sides import Side, asked_table, outcome_table
 from workbench.views.story import attempts_table, story_lines
 from workbench.views.table import (
     NO_JOB,
@@ -58,12 +60,13 @@ function theme(){var light=document.body.dataset.jpThemeLight;
 return (light===undefined?matchMedia('(prefers-color-scheme: dark)').matches:light==='false')?'dark':'light'}
 roots.forEach(function(root){
 if(root.dataset.started)return;root.dataset.started='1';
-var id=root.dataset.dtrainJob||'',note=root.querySelector('.dtrain-note');
+var id=root.dataset.dtrainJob||'',page=root.dataset.dtrainPage||'',note=root.querySelector('.dtrain-note');
 var snapshot=root.querySelector('.dtrain-snapshot');
 var waits=[0,1000,2000,4000,8000,15000,30000],tries=0;
 function live(){
-var f=document.createElement('iframe');f.title=id?'live view of job '+id:'live list of jobs';
-f.src=base+'dtrain/'+(id?'job?id='+encodeURIComponent(id)+'&':'?')+'theme='+theme();
+var f=document.createElement('iframe');
+f.title=id?'live view of job '+id:page?'jobs beside each other':'live list of jobs';
+f.src=base+'dtrain/'+(id?'job?id='+encodeURIComponent(id)+'&':page?page+'&':'?')+'theme='+theme();
 f.style.cssText='width:100%;height:HEIGHTpx;border:0';
 snapshot.hidden=true;note.hidden=true;root.appendChild(f);
 var watch=new MutationObserver(function(){if(!f.isConnected){watch.disconnect();return}
@@ -94,6 +97,14 @@ def snapshot_jobs_html(jobs: Sequence[JobSummary], *, is_live: bool = False) -> 
     """The list of jobs; `is_live`: it turns itself into the page of all jobs."""
     body = table_html(jobs_table(jobs)) if jobs else _paragraphs([NO_JOB])
     return _live(body) if is_live else _view(body)
+
+
+def snapshot_sides_html(sides: Sequence[Side], *, is_live: bool) -> str:
+    """Jobs beside each other, as tables; `is_live`: they turn themselves into the page with their curves."""
+    tables = [table for table in (outcome_table(sides), asked_table(sides)) if table.length]
+    body = "".join(table_html(table) for table in tables)
+    page = "compare?" + urlencode([("id", side.view.job_id) for side in sides])
+    return _live(body, page=page) if is_live else _view(body)
 
 
 def snapshot_pool_html(pool: PoolStatus) -> str:
@@ -135,9 +146,10 @@ def _view(body: str) -> str:
     return f'{_STYLE}\n<div class="dtrain-view">{body}</div>'
 
 
-def _live(body: str, job_id: str = "") -> str:
+def _live(body: str, job_id: str = "", page: str = "") -> str:
+    which = f' data-dtrain-page="{escape(page, quote=True)}"' if page else ""
     return (
-        f'{_STYLE}\n<div class="dtrain-view dtrain-job" data-dtrain-job="{escape(job_id, quote=True)}">'
+        f'{_STYLE}\n<div class="dtrain-view dtrain-job" data-dtrain-job="{escape(job_id, quote=True)}"{which}>'
         f'<div class="dtrain-snapshot">{body}</div><p class="dtrain-note" role="status" hidden></p></div>{_SCRIPT}'
     )
 

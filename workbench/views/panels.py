@@ -6,20 +6,26 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
+from workbench.events import OriginRecorded
 from workbench.feed import Update
+from workbench.spec import JobSpec
 from workbench.views.happenings import Happening, HappeningList
 from workbench.views.heat import HeatBuilder, HeatView
 from workbench.views.resources import Moment, ResourceBuilder
 
 
 class PanelView(NamedTuple):
-    """`best`: the least own work that each rank ever needed for a step in this generation, s."""
+    """`best`: the least own work that each rank ever needed for a step in this generation, s. `packages`: versions by
+    distribution, as they were at the last launch.
+    """
 
     heat: HeatView = HeatView()
     best: Mapping[int, float] = MappingProxyType({})
     resources: tuple[Moment, ...] = ()
     happenings: tuple[Happening, ...] = ()
     happened: int = 0  # lines there ever were
+    spec: JobSpec | None = None
+    packages: Mapping[str, str] = MappingProxyType({})
 
 
 class PanelBuilder:
@@ -41,7 +47,10 @@ class PanelBuilder:
             self._heat.add(update.buckets)
             self._best = self._better(update)
             self._view = self._view._replace(heat=self._heat.view(), best=self._best)
+        packages = [event.origin.packages for event in update.events if isinstance(event, OriginRecorded)]
         self._view = self._view._replace(
+            spec=update.state.spec,
+            packages=packages[-1] if packages else self._view.packages,
             best=self._best,
             resources=self._resources.view(),
             happenings=self._happenings.view() if update.events else self._view.happenings,

@@ -1,17 +1,22 @@
-"""The jobs, a screenful at a time, with links to their pages, a search and a filter; and the pools they run on."""
+"""The jobs, a screenful at a time, with links to their pages, a search and a filter; and the pools they run on.
+
+Jobs can be chosen, on any of the screenfuls, to be seen beside each other.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from urllib.parse import quote, urlencode
 
 import panel as pn
 
 from workbench import JobPhase, JobSummary
+from workbench.views.sides import MOST as LARGEST
 from workbench.views.table import NO_JOB, Column, jobs_table
 from workbench.views.wording import count, percent, plural
 from workbench_widgets.live import Live
 from workbench_widgets.overview import MOST, Listing, Query
+from workbench_widgets.panels.comparison import job_address
 from workbench_widgets.panels.markup import esc, phase_badge, table_html
 from workbench_widgets.style import PANEL
 
@@ -25,17 +30,21 @@ class Jobs:
     def __init__(self, theme: str, on_query: Callable[[], None] = lambda: None) -> None:
         self.query = Query()
         self._theme, self._on_query, self._listing = theme, on_query, Listing()
+        self._picked: list[str] = []
         self._head = Live(stylesheets=[PANEL], markup=head_html(Listing()))
         self._bar = Live(stylesheets=[PANEL], markup=bar_html(Listing(), self.query), on_action=self._chosen)
+        self._compare = Live(stylesheets=[PANEL], markup=compare_html((), theme), on_action=self._turned)
         self._list = Live(stylesheets=[PANEL], markup="", on_action=self._turned)
-        self.root = pn.Column(self._head, self._bar, self._list, name="jobs", sizing_mode="stretch_width")
+        parts = (self._head, self._bar, self._compare, self._list)
+        self.root = pn.Column(*parts, name="jobs", sizing_mode="stretch_width")
         self.update(Listing())
 
     def update(self, listing: Listing) -> None:
         self._listing = listing
         self._head.markup = head_html(listing)
         self._bar.markup = bar_html(listing, self.query)
-        self._list.markup = list_html(listing, self.query, self._theme)
+        self._compare.markup = compare_html(self._picked, self._theme) if listing.jobs else ""
+        self._list.markup = list_html(listing, self.query, self._theme, self._picked)
 
     def paint(self, theme: str) -> None:
         """Take on a theme: the links pass it on."""
@@ -49,6 +58,14 @@ class Jobs:
             self._want(Query(JobPhase(value) if value in JobPhase.__members__ else None, self.query.search))
 
     def _turned(self, name: str, value: str) -> None:
+        if name == "pick":
+            self._picked = picked(self._picked, value)
+            self.update(self._listing)
+            return
+        if name == "none":
+            self._picked = []
+            self.update(self._listing)
+            return
         step = {"newer": -MOST, "older": MOST}.get(name, 0)
         self._want(self.query._replace(offset=max(0, self.query.offset + step)))
 
@@ -81,7 +98,36 @@ def bar_html(listing: Listing, query: Query) -> str:
     )
 
 
-def list_html(listing: Listing, query: Query, theme: str) -> str:
+def picked(before: Sequence[str], job_id: str) -> list[str]:
+    """With that job, or without it when it was there; one too many is left out."""
+    if job_id in before:
+        return [one for one in before if one != job_id]
+    return [*before, job_id][:LARGEST]
+
+
+def compare_html(chosen: Sequence[str], theme: str) -> str:
+    """What is chosen, and the way to see it."""
+    if not chosen:
+        return '<p class="small muted" role="status">Choose two to six jobs to see them beside each other.</p>'
+    names = esc(", ".join(chosen))
+    if len(chosen) == 1:
+        told = f'<span class="small muted" role="status">{names}: choose another one to compare it with</span>'
+    else:
+        many = f" ({LARGEST} at most)" if len(chosen) == LARGEST else ""
+        told = (
+            f'<a class="button" href="{compare_address(chosen, theme)}">Compare {len(chosen)} jobs</a>'
+            f'<span class="small muted" role="status">{names}{many}</span>'
+        )
+    return f'<div class="tools" role="group" aria-label="comparison">{told}<button data-do="none">None</button></div>'
+
+
+def compare_address(chosen: Sequence[str], theme: str) -> str:
+    """Of the page of jobs beside each other; escaped."""
+    pairs = [("id", job_id) for job_id in chosen] + ([("theme", theme)] if theme else [])
+    return "compare?" + esc(urlencode(pairs, quote_via=quote))
+
+
+def list_html(listing: Listing, query: Query, theme: str, chosen: Sequence[str] = ()) -> str:
     if listing.jobs is None:
         return ""
     if not listing.jobs:
@@ -92,7 +138,7 @@ def list_html(listing: Listing, query: Query, theme: str) -> str:
         text = column.cells[index]
         match column.title:
             case "job":
-                return f'<a href="{_address(text, theme)}">{esc(text)}</a>'
+                return f'{_box(text, is_picked=text in chosen)}<a href="{job_address(text, theme)}">{esc(text)}</a>'
             case "state":
                 return phase_badge(text.rpartition(" ")[2])
             case "progress":
@@ -106,9 +152,12 @@ def list_html(listing: Listing, query: Query, theme: str) -> str:
     )
 
 
-def _address(job_id: str, theme: str) -> str:
-    query = urlencode({"id": job_id, **({"theme": theme} if theme else {})}, quote_via=quote)
-    return "job?" + esc(query)
+def _box(job_id: str, *, is_picked: bool) -> str:
+    is_pressed, mark = ("true", "☑") if is_picked else ("false", "☐")
+    return (
+        f'<button class="pick box" data-do="pick" value="{esc(job_id)}" aria-pressed="{is_pressed}" '
+        f'aria-label="compare {esc(job_id)}" title="choose it to be compared">{mark}</button>'
+    )
 
 
 def _bar(job: JobSummary | None, text: str) -> str:

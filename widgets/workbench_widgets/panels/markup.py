@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from html import escape
-from typing import Final
+from typing import Any, Final
 
 from workbench.views.table import Column, Table
 from workbench.views.wording import MARKS
@@ -36,13 +36,15 @@ def table_html(
     cell: Callable[[Column, int], str] | None = None,
     css_class: str = "",
     chosen: int | None = None,
+    head: Callable[[int, Column], str] | None = None,
 ) -> str:
-    """A table with its headings; `cell` makes the HTML of a cell (escaped), else it is the column's text.
+    """A table with its headings; `cell` and `head` make the HTML of a cell and of a heading (escaped), else it is text.
 
     `chosen`: the row that the reader points at.
     """
     made = cell or (lambda column, index: esc(column.cells[index]))
-    heads = "".join(f'<th scope="col"{_kind(column)}>{esc(column.title)}</th>' for column in table.columns)
+    titled = head or (lambda place, column: esc(column.title))
+    heads = "".join(f'<th scope="col"{_kind(c)}>{titled(place, c)}</th>' for place, c in enumerate(table.columns))
     rows = []
     for index in range(table.length):
         first, *rest = table.columns
@@ -62,6 +64,15 @@ def rank_button(rank: int, *, is_chosen: bool = False) -> str:
         f'<button class="pick" data-do="rank" value="{rank}" aria-pressed="{"true" if is_chosen else "false"}" '
         f'aria-label="rank {rank}" title="show rank {rank} in all panels"><span class="dot" '
         f'style="background:var(--dt-rank{rank % RANK_COLOURS})"></span>{rank}</button>'
+    )
+
+
+def swatch(colour: str, dash: Any) -> str:
+    """A piece of a chart's line, for its legend: a colour of the theme by name, and a dash as Bokeh has it."""
+    dashes = f' stroke-dasharray="{" ".join(map(str, dash))}"' if not isinstance(dash, str) else ""
+    return (
+        f'<svg width="22" height="8" class="swatch" aria-hidden="true"><line x1="0" y1="4" x2="22" y2="4" '
+        f'style="stroke:var(--dt-{colour});stroke-width:2.5"{dashes}/></svg>'
     )
 
 

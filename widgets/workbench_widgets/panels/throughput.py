@@ -18,7 +18,7 @@ from workbench.views.table import Column, Table
 from workbench.views.wording import bare_rate, plural, span
 from workbench_widgets.charts import TimeAxis, chart_pane
 from workbench_widgets.live import Live
-from workbench_widgets.panels.markup import esc, table_html
+from workbench_widgets.panels.markup import esc, swatch, table_html
 from workbench_widgets.source import Choice
 from workbench_widgets.style import PANEL
 from workbench_widgets.theme import CHART_HEIGHT, RANK_COLOURS, colour, rank_colour, rank_dash
@@ -109,6 +109,10 @@ def _colour(rank: int, theme: str) -> str:
     return colour("accent", theme) if rank == ALL else rank_colour(rank, theme)
 
 
+def _variable(rank: int) -> str:
+    return "accent" if rank == ALL else f"rank{rank % RANK_COLOURS}"
+
+
 def _dash(rank: int) -> Any:
     return "solid" if rank == ALL else rank_dash(rank)
 
@@ -124,21 +128,11 @@ def head_html(lines: dict[int, Line], unit: str) -> str:
             '<div class="charthead"><h2>Throughput</h2></div>'
             '<p class="muted">It appears here after the first seconds with a finished step.</p>'
         )
-    keys = "".join(f"<span>{_swatch(rank)}{esc(_name(rank))}</span>" for rank in lines)
+    keys = "".join(f"<span>{swatch(_variable(rank), _dash(rank))}{esc(_name(rank))}</span>" for rank in lines)
     title = f"Throughput by rank, {unit} over time since the start"
     return (
         f'<div class="charthead"><h2>{title}</h2><div class="legend" aria-hidden="true">{keys}</div></div>'
         f'<p class="hidden">{esc(summary(lines, unit))}</p>'
-    )
-
-
-def _swatch(rank: int) -> str:
-    dash = _dash(rank)
-    dashes = f' stroke-dasharray="{" ".join(map(str, dash))}"' if not isinstance(dash, str) else ""
-    stroke = "var(--dt-accent)" if rank == ALL else f"var(--dt-rank{rank % RANK_COLOURS})"
-    return (
-        f'<svg width="22" height="8" class="swatch"><line x1="0" y1="4" x2="22" y2="4" '
-        f'style="stroke:{stroke};stroke-width:2.5"{dashes}/></svg>'
     )
 
 
