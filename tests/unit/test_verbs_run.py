@@ -412,7 +412,9 @@ def test_jobs_are_a_list_that_shows_itself() -> None:
     assert "older ones: %dtrain jobs --all" in outcome.value.table
     assert len(do(context_of(session), "jobs --all").value) == 30
     assert len(do(context_of(session), "jobs --limit 30").value) == 30
-    assert do(context_of(session), "jobs --phase failed").value == []
+    none = do(context_of(session), "jobs --phase failed")
+    assert (none.value, none.text) == ([], "no job is FAILED; all there are: %dtrain jobs")
+    assert "start one with: %dtrain launch" in do(context_of(FakeSession()), "jobs").text
 
 
 def test_pool_status_of_a_pool_that_does_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

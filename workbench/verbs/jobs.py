@@ -30,6 +30,9 @@ def listing(context: Context, args: Arguments) -> Outcome:
     found = session.jobs(limit=limit + 1, phase=args.phase)
     jobs = found[:limit]
     text = render_jobs(jobs, width=context.screen.width, color=context.screen.has_color)
+    if not jobs:
+        start = f"no job has run here yet; start one with: {context.prefix} launch train.py"
+        text = start if args.phase is None else f"no job is {args.phase.value}; all there are: {context.prefix} jobs"
     if len(found) > limit:
         text += f"\n… older ones: {context.prefix} jobs --all"
     return Outcome(value=Listing(jobs, text), text=text, document=msgspec.to_builtins(jobs))
