@@ -37,6 +37,11 @@ CONFIG: Final = {
     "distributed.scheduler.work-stealing": False,
     "distributed.worker.profile.enabled": False,
     "distributed.scheduler.worker-ttl": None,
+    # Fifty wakes a second to notice that the loop was held up, and figures for the pages that are off: an idle pool
+    # is to cost next to nothing.
+    "distributed.admin.tick.interval": "1s",
+    "distributed.admin.system-monitor.interval": "5s",
+    "distributed.admin.system-monitor.gil.enabled": False,
 }
 
 
