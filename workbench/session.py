@@ -48,6 +48,7 @@ from workbench.views.failure import failure_text
 
 if TYPE_CHECKING:
     from workbench.agent.logs import LogPage
+    from workbench.past import Past
     from workbench.pool.client import PoolClient
     from workbench.views.job import JobView
     from workbench.views.spans import Timeline
@@ -301,13 +302,27 @@ class Job:
             update = self.follow(update.cursor)
             yield update
 
-    def view(self) -> JobView:
-        """What panels show of the job now."""
+    def view(self, at: float | None = None) -> JobView:
+        """What panels show of the job now, or at a time (epoch s) of its past."""
         from workbench.views.job import ViewBuilder
 
-        builder = ViewBuilder()
-        builder.add(self.follow(timeout=0.0))
+        builder = ViewBuilder(is_past=at is not None)
+        builder.add(self.follow(timeout=0.0) if at is None else self.at(at))
         return builder.view()
+
+    def past(self, known: Past | None = None) -> Past:
+        """Its record up to now, to be asked how it stood at any time. `known`, from before, is brought up to date."""
+        from workbench.past import Past
+
+        past = known or Past()
+        past.add(self.follow(past.cursor, timeout=0.0))
+        return past
+
+    def at(self, time: float, past: Past | None = None) -> Update:
+        """What a follower would have been told by `time` (epoch s), from an empty cursor; of output nothing."""
+        past = past or self.past()
+        asked = (self.history(one.width, since=one.since, until=one.until) for one in past.wanted(time))
+        return past.at(time, next(filter(None, asked), ()))
 
     @property
     def timeline(self) -> Timeline:
@@ -321,11 +336,15 @@ class Job:
         return self.session.ask("events", self.job_id, list[Event])
 
     def history(
-        self, width: float | None = None, ranks: Sequence[int] | None = None, since: float = 0.0
+        self,
+        width: float | None = None,
+        ranks: Sequence[int] | None = None,
+        since: float = 0.0,
+        until: float | None = None,
     ) -> list[Bucket]:
-        """Steps folded into buckets of `width` s by rank; None lets the amount of data decide."""
+        """Steps folded into buckets of `width` s by rank, that start in `[since, until)`; None: as much data allows."""
         chosen = None if ranks is None else tuple(ranks)
-        request = rq.History(job_id=self.job_id, width=width, ranks=chosen, since=since)
+        request = rq.History(job_id=self.job_id, width=width, ranks=chosen, since=since, until=until)
         return self.session.ask("history", request, list[Bucket])
 
     # --- waiting ---

@@ -9,8 +9,9 @@ import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from workbench.events import LaunchRequested, SlotsGranted
+from workbench.events import LaunchRequested, RankStarted, SlotsGranted
 from workbench.feed import Bucket, Cursor, Update
+from workbench.past import Past
 from workbench.spec import JobSpec
 from workbench.state import JobPhase, JobState, Placement, RankPhase, RankState
 from workbench.telemetry import RankBeat
@@ -88,7 +89,7 @@ class Page:
         self.document.on_change(self.events.append)
         pn.state.curdoc = None
 
-    def log(self, wanted: Any, most: int) -> Any:
+    def log(self, wanted: Any, most: int, until: float | None = None) -> Any:
         from workbench_widgets.source import LogTail
 
         return LogTail((), "")
@@ -98,12 +99,15 @@ class Page:
 
     def act(self, act: Any, done: Any, *, by: str) -> None: ...
 
+    def travel(self, time: float, done: Any) -> None: ...
+
     def draw(self, picture: Any) -> tuple[float, int]:
         """Seconds of processor time, and bytes of the message."""
         from bokeh.events import Event
         from bokeh.protocol import Protocol
 
         self.picture = picture
+        self.dashboard._then = picture if picture.at is not None else None
         self.events.clear()
         _, took = timed(self.dashboard.draw)
         sent = [event for event in self.events if not isinstance(event, Event)]
@@ -113,6 +117,7 @@ class Page:
 
 
 def main() -> list[Row]:
+    from workbench_widgets.follower import picture_of
     from workbench_widgets.source import Picture
 
     of = state()
@@ -120,6 +125,7 @@ def main() -> list[Row]:
     begun = (
         LaunchRequested(time=EPOCH, job_id="bench", spec=of.spec),
         SlotsGranted(time=EPOCH, placements=of.placements),
+        *(RankStarted(time=EPOCH + 1, restart_count=0, rank=k, pid=k + 1) for k in range(RANKS)),
     )
     first = update(HOUR, of, history, events=begun)
     view, panels = ViewBuilder(), PanelBuilder()
@@ -137,6 +143,14 @@ def main() -> list[Row]:
         beats = update(HOUR + second + 0.5, of, ())
         quick.append(timed(lambda beats=beats: (view.add(beats), panels.add(beats)))[1])
         idle.append(page.draw(Picture(view.view(), more=panels.view()))[0])
+    past, found, shown = Past(), [], []
+    past.add(first)
+    for place in range(TRIES):
+        at = HOUR * (place + 1) / (TRIES + 1)
+        fine = [bucket(k, at - 6 + 3 * part, 3.0) for part in range(2) for k in range(RANKS)]  # the pool's part
+        then, took = timed(lambda at=at, fine=fine: picture_of(past.at(EPOCH + at, fine), panels.view()))
+        found.append(took)
+        shown.append(page.draw(then)[0])
     whole = [a + b + c for a, b, c in zip(folds, shows, draws, strict=True)]
     what = f"{RANKS:,} ranks × 1 h"
     return [
@@ -147,6 +161,12 @@ def main() -> list[Row]:
         ("in all, an update with a second more", best(whole), "limit 100 ms"),
         ("only beats: folded", best(quick), what),
         ("only beats: all panels drawn", best(idle), what),
+        ("a moment of the past: found out, but for what the pool adds", best(found), what),
+        (
+            "a moment of the past: in all, with all panels drawn",
+            best([a + b for a, b in zip(found, shown, strict=True)]),
+            "limit 100 ms",
+        ),
         ("sent to the browser in an update", f"{max(sizes) / 1000:.0f} kB", "once a second"),
     ]
 

@@ -190,10 +190,12 @@ SCENES: dict[str, Callable[[], Iterator[Update]]] = {
 def serve(socket: Path) -> None:
     """The pages of all scenes, at a socket, until killed; the port's links are asked for as of a real server."""
     from tornado.ioloop import IOLoop
+    from workbench_widgets.follower import picture_of
     from workbench_widgets.pages import Pages
     from workbench_widgets.server import make_server
     from workbench_widgets.source import Filter, LogTail, Picture
 
+    from workbench.past import Past
     from workbench.views.job import ViewBuilder
     from workbench.views.logs import LogRing
     from workbench.views.panels import PanelBuilder
@@ -206,18 +208,23 @@ def serve(socket: Path) -> None:
             random.seed(name)
             builder, panels, self.ring = ViewBuilder(), PanelBuilder(), LogRing()
             self.picture, self.acts = Picture(), []
+            self.past = Past()
             for one in SCENES[name]():
+                self.past.add(one)
                 builder.add(one)
                 panels.add(one)
                 self.ring.add(one.output)
                 self.picture = Picture(builder.view(), more=panels.view())
 
-        def log(self, wanted: Filter, most: int) -> LogTail:
-            lines = self.ring.lines(ranks=wanted.ranks, level=wanted.level, text=wanted.text)
+        def log(self, wanted: Filter, most: int, until: float | None = None) -> LogTail:
+            lines = self.ring.lines(ranks=wanted.ranks, level=wanted.level, text=wanted.text, until=until)
             return LogTail(tuple(lines[-most:]), "")
 
         def subscribe(self, changed: Callable[[], object]) -> Callable[[], None]:
             return lambda: None
+
+        def travel(self, time: float, done: Callable[[Picture], object]) -> None:
+            done(picture_of(self.past.at(time), self.picture.more))
 
         def act(self, act: object, done: Callable[[str], None], *, by: str) -> None:
             done(f"{act} was asked for")

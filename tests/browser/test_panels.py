@@ -157,3 +157,36 @@ def test_what_is_coloured_and_which_events(reader: Reader, tab: Tab) -> None:
     reader.page.get_by_text("GB over time since the start").wait_for(timeout=10_000)
     reader.page.get_by_role("button", name="Resume from the newest checkpoint").click()
     reader.page.get_by_text("was asked for").wait_for(timeout=10_000)
+
+
+def test_a_moment_of_the_past_in_all_panels(reader: Reader, tab: Tab) -> None:
+    view = reader.open(tab.link("failed").replace("?", "?theme=light&"))
+    page = reader.page
+    wait_for(lambda: page.evaluate(COLOURS, "Ranks over time") > 10, "the heatmap has colours", 30, every=0.3)
+    checkpoints = page.locator("section[aria-label=Checkpoints]")
+    assert view.phase() == "FAILED" and checkpoints.get_by_role("button", name="Resume").count() == 1
+    slider = page.get_by_label("moment that is shown")
+    slider.fill("130")
+    page.get_by_text("As it stood 2 min 10 s after the start").wait_for(timeout=10_000)
+    assert view.phase() == "HEALTHY" and view.step() == 520 and page.locator(".notice.bad").count() == 0
+    assert page.locator("section[aria-label=Ranks] tr.marked").inner_text().startswith("5")  # slow since 90 s
+    assert "failure detected" not in page.locator("section[aria-label=Events]").inner_text()
+    assert "step   504" in view.text(".log") and "step   604" not in view.text(".log")
+    assert checkpoints.get_by_role("table").count() == 1 and checkpoints.get_by_role("button").count() == 0
+    assert page.evaluate(AUDIT) == []
+    reader.shot("panels-past-light")
+    slider.press("ArrowLeft")
+    wait_for(lambda: reader.where()["at"] == ["129.8"], "a place back, by the keyboard", 10)
+    page.evaluate("document.documentElement.dataset.theme = 'dark'")
+    slider.press("Home")
+    page.get_by_text("As it stood 0.0 s after the start").wait_for(timeout=10_000)
+    reader.shot("panels-first-moment-dark")
+    slider.fill("89.6")
+    page.get_by_text("As it stood 1 min 30 s after the start").wait_for(timeout=10_000)
+    wait_for(lambda: page.evaluate(COLOURS, "Ranks over time") > 10, "the heatmap has colours again", 10, every=0.3)
+    assert page.locator("section[aria-label=Ranks] tr.marked").count() == 0 and checkpoints.get_by_text("None yet")
+    assert page.evaluate(AUDIT) == []
+    reader.shot("panels-past-dark")
+    page.get_by_role("button", name="▶❘ End").click()
+    wait_for(lambda: view.phase() == "FAILED", "how it ended", 10)
+    assert "at" not in reader.where() and slider.get_attribute("aria-valuetext") == "now, 3 min 02 s after the start"

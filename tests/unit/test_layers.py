@@ -22,6 +22,7 @@ ROWS: dict[str, tuple[int, frozenset[str]]] = {
         (0, "blackbox", ""),
         (1, "policy views", "msgspec"),
         (2, "controller", "msgspec"),
+        (3, "past", "msgspec"),
         (3, "store", "msgspec platformdirs"),
         (3, "training", "torch numpy cloudpickle"),
         (4, "agent", "msgspec psutil py_spy pynvml torch numpy cloudpickle threadpoolctl"),

@@ -7,16 +7,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_views_job import NOW, state, update, view_of
+from test_views_job import NOW, beat, state, update, view_of
 from workbench_widgets import pools as pools_module
 from workbench_widgets.dashboard import Dashboard, time_of_step
 from workbench_widgets.overview import listing_of
+from workbench_widgets.panels.period import Period, step_of
 from workbench_widgets.pools import Pools
 from workbench_widgets.source import Choice, Filter, LogTail, Picture
 
 from workbench import WorkbenchError
+from workbench.events import CheckpointSaved
 from workbench.feed import JobSummary, PoolStatus
-from workbench.state import JobPhase
+from workbench.state import Checkpoint, JobPhase
 from workbench.views.acts import Act
 from workbench.views.logs import Level, LogLine
 
@@ -27,12 +29,18 @@ class FakeSource:
     def __init__(self) -> None:
         self.picture, self.log_version = Picture(), 0
         self.asked: list[Filter] = []
+        self.until: float | None = None
+        self.trips: list[tuple[float, Callable[[Picture], object]]] = []
         self.acts: list[str] = []
         self.changed: list[Callable[[], object]] = []
 
-    def log(self, wanted: Filter, most: int) -> LogTail:
+    def log(self, wanted: Filter, most: int, until: float | None = None) -> LogTail:
         self.asked.append(wanted)
+        self.until = until
         return LogTail((LogLine(ranks=(0,), text=f"v{self.log_version}", time=1.0, stream="", level=Level.INFO),), "")
+
+    def travel(self, time: float, done: Callable[[Picture], object]) -> None:
+        self.trips.append((time, done))
 
     def subscribe(self, changed: Callable[[], object]) -> Callable[[], None]:
         self.changed.append(changed)
@@ -108,6 +116,103 @@ def test_a_paused_page_stands_still_until_it_goes_on() -> None:
     assert "no data" in page.markup("ranks") and page.dashboard._period.paused_at is None
 
 
+# --- time travel ---
+
+
+def then(at: float) -> Picture:
+    """How the job stood at a time: at a step that tells which."""
+    return Picture(view_of(update(now=at, beats=(beat(0, step=int(at)),), buckets=())), at=at)
+
+
+def test_a_moment_of_the_past_is_shown_by_all_panels_until_the_reader_goes_live() -> None:
+    page = Page()
+    page.source.picture = Picture(view_of(update()))
+    page.change()
+    page.run(0.2)
+    page.dashboard._period._pressed("time", "30")
+    ((asked, done),) = page.source.trips
+    assert asked == 990.0 + 30
+    done(then(asked))
+    page.run(0.2)
+    assert "As it stood 30 s after the start" in page.markup("header") and "1,020" in page.markup("header")
+    assert page.source.until == asked and page.dashboard.frame.where == "at=30"
+    assert 'value="30.0"' in page.markup("period") and "data-live" not in page.markup("period")
+    assert 'data-do="cancel" class="danger"' in page.markup("controls")  # acts are done now
+    page.source.picture = Picture(view_of(update(now=NOW + 20)))
+    page.change()
+    page.run(0.2)
+    assert "1,020" in page.markup("header") and 'max="90.0"' in page.markup("period")
+    page.dashboard._period._pressed("live", "")
+    page.run(0.2)
+    assert "As it stood" not in page.markup("header") and page.source.until is None
+    assert page.dashboard.frame.where == "" and "data-live" in page.markup("period")
+
+
+def test_of_a_slider_that_moves_one_moment_at_a_time_is_asked_and_the_last_is_shown() -> None:
+    page = Page()
+    page.source.picture = Picture(view_of(update()))
+    page.change()
+    page.run(0.2)
+    for seconds in range(20, 60, 5):
+        page.dashboard._period._pressed("time", str(seconds))
+        page.run(0.1)
+    assert [asked for asked, _ in page.source.trips] == [1010.0]
+    page.source.trips[0][1](then(1010.0))
+    page.run(0.2)
+    assert [asked for asked, _ in page.source.trips] == [1010.0, 1045.0]
+    page.dashboard._period._pressed("live", "")
+    page.source.trips[1][1](then(1045.0))
+    page.run(0.2)
+    assert "As it stood" not in page.markup("header")  # what comes too late is not shown
+
+
+def test_a_link_leads_to_a_moment_and_one_that_cannot_be_told_is_now() -> None:
+    source = FakeSource()
+    page = Dashboard(source, "light", lambda seconds, call: call(), at=12.5)
+    assert page.frame.where == "at=12.5" and source.trips == []
+    source.picture = Picture(view_of(update()))
+    page.draw()
+    ((asked, done),) = source.trips
+    assert asked == 1002.5
+    done(Picture(notice="the pool is gone"))
+    page.draw()
+    assert "the pool is gone" in page.roots["period"].markup and len(source.trips) == 1
+    assert "As it stood" not in page.roots["header"].markup
+
+
+def test_the_past_is_nothing_to_act_on() -> None:
+    saved = Checkpoint(step=400, path="/x/step400", world_size=2, saved_at=1000.0)
+    save = CheckpointSaved(time=1000.0, restart_count=0, checkpoint=saved)
+    ended = view_of(update(state=state(phase=JobPhase.FAILED, ended_at=NOW), events=(*update().events, save)))
+    for picture, has_button in ((Picture(ended), True), (Picture(ended, at=1050.0), False)):
+        source = FakeSource()
+        source.picture = picture
+        page = Dashboard(source, "light", lambda seconds, call: None)
+        assert ("Resume" in page.roots["checkpoints"].markup) is has_button
+
+
+@pytest.mark.parametrize("length,step", [(0.0, 0.1), (90.0, 0.1), (3600.0, 5.0), (86_400.0, 100.0), (1000.0, 1.0)])
+def test_the_slider_has_a_thousand_places_at_most(length: float, step: float) -> None:
+    assert step_of(length) == pytest.approx(step)
+    period = Period(lambda: None)
+    period.update(length)
+    assert float(period.root.markup.split('max="')[1].split('"')[0]) >= length
+
+
+def test_what_no_slider_says_moves_nothing() -> None:
+    period = Period(lambda: None)
+    period.update(100.0)
+    for value in ("", "x", "nan", "1e999", "-inf"):
+        period._pressed("time", value)
+        assert period.at is None
+    period._pressed("time", "40")
+    assert period.at == 40.0
+    period._pressed("time", "-5")
+    assert period.at == 0.0
+    period._pressed("time", "100")
+    assert period.at is None
+
+
 def test_a_zoom_by_the_reader_pauses_and_following_does_not() -> None:
     page = Page()
     page.source.picture = Picture(view_of(update()))
@@ -171,8 +276,11 @@ def test_a_closed_page_lets_go_of_its_source() -> None:
 
 def test_a_page_that_may_only_look_asks_nothing_of_the_job() -> None:
     source = FakeSource()
-    source.picture = Picture(view_of(update()))
+    saved = Checkpoint(step=400, path="/x/step400", world_size=2, saved_at=1000.0)
+    save = CheckpointSaved(time=1000.0, restart_count=0, checkpoint=saved)
+    source.picture = Picture(view_of(update(events=(*update().events, save))))
     page = Dashboard(source, "light", lambda seconds, call: None, may_act=False)
+    assert "<button" not in page.roots["controls"].markup + page.roots["checkpoints"].markup
     page._act(Act("stacks"))
     page._checkpoints._on_act(Act("resume"))
     page._controls._pressed("stacks", "")

@@ -36,7 +36,7 @@ from workbench_widgets.panels.resources import Resources
 from workbench_widgets.panels.stragglers import Stragglers
 from workbench_widgets.panels.throughput import Throughput
 from workbench_widgets.panels.timeline import Lanes
-from workbench_widgets.source import NO_CHOICE, Choice, Source
+from workbench_widgets.source import NO_CHOICE, Choice, Picture, Source
 
 LOG_EVERY: Final = 0.5  # s between two flushes of log lines
 BY: Final = "the live page"
@@ -55,11 +55,14 @@ class Dashboard:
         *,
         may_act: bool = True,
         choice: Choice = NO_CHOICE,
+        at: float | None = None,
     ) -> None:
         self._source, self._later, self._now, self._may_act = source, later, now, may_act
         self.choice = NO_CHOICE
         self._log_version, self._log_at, self._is_log_planned = -1, float("-inf"), False
-        self._period = Period(self._period_changed)
+        self._then: Picture | None = None  # the moment that the reader went back to
+        self._asked: float | None = None  # the one that is being found out
+        self._period = Period(self._period_changed, self._travelled, at)
         self._axis = axis = TimeAxis(theme, self._period.pause)
         self._header, self._ranks, self._throughput = (
             Header(source.job_id),
@@ -71,12 +74,13 @@ class Dashboard:
         self._stragglers, self._communication = Stragglers(self._pointed), Communication()
         self._events, self._resources = Events(), Resources(theme, axis)
         self._findings = Findings(self._controls.begin, self._pointed, may_act=may_act)
-        self._lanes, self._checkpoints = Lanes(theme), Checkpoints(self._controls.begin)
+        self._lanes, self._checkpoints = Lanes(theme), Checkpoints(self._controls.begin, may_act=may_act)
         self._notices, self._gradients = Notices(), Gradients()
         self.pacer = Pacer(self.draw, later, now)
         self.frame = Frame(self.pacer.shown, self._paint)
         self._end = source.subscribe(lambda: later(0.0, self.pacer.want))  # before the first look: nothing is missed
         self.choose(choice)
+        self._say_where()
         self.draw()
 
     @property
@@ -91,29 +95,36 @@ class Dashboard:
 
     def draw(self) -> None:
         """Bring every panel up to what the source says now, in one message to the browser."""
-        picture = self._source.picture
+        now = self._source.picture
+        picture = self._then or now
         with pn.io.hold():
             self._header.update(picture)
-            self._controls.update(picture.view)
-            if picture.view is not None:
-                self._notices.update(picture.view)
-                self._period.update(picture.view.now - picture.view.submitted_at)
+            self._controls.update(now.view)  # what is done is done now, whatever is looked at
+            if now.view is not None and picture.view is not None:
+                self._notices.update(now.view)
+                self._period.update(length_of(now.view), runs=now.view.ended_at is None)
+                self._go_back(now.view)
                 if self._period.paused_at is None:
-                    self._draw_panels(picture.view, picture.more)
+                    self._follow(picture.view, now.view)
+                    self._draw_panels(picture.view, picture.more, is_past=picture.at is not None)
             if self._period.paused_at is None:
-                self._draw_logs(picture.view.world_size if picture.view else 0)
+                self._draw_logs(picture.view.world_size if picture.view else 0, picture.at)
             self.frame.pulse += 1
 
-    def _draw_panels(self, view: JobView, more: PanelView) -> None:
-        """All that stands still while the page is paused."""
-        newest = view.series[-1] if view.series else None
+    def _follow(self, view: JobView, now: JobView) -> None:
+        """The past is shown on all of the time that there is, so that curves grow and nothing else moves."""
+        is_past, newest = view is not now, view.series[-1] if view.series else None
         end = (newest.start + newest.width if newest is not None else view.now) - view.submitted_at
+        end = length_of(now) if is_past and self._period.length is None else end
         self._axis.follow(end, self._period.length)
-        self._findings.update(view, more)
+
+    def _draw_panels(self, view: JobView, more: PanelView, *, is_past: bool = False) -> None:
+        """All that stands still while the page is paused."""
+        self._findings.update(view, more, is_past=is_past)
         self._ranks.update(view)
         self._throughput.update(view)
         self._lanes.update(view)
-        self._checkpoints.update(view)
+        self._checkpoints.update(view, is_past=is_past)
         self._gradients.update(view)
         self._heatmap.update(view, more.heat)
         self._loss.update(view)
@@ -133,7 +144,7 @@ class Dashboard:
         self.choice = choice
         for panel in (self._ranks, self._throughput, self._heatmap, self._loss, self._stragglers, self._findings):
             panel.choose(choice)
-        self.frame.where = urlencode({name: value for name, value in choice._asdict().items() if value is not None})
+        self._say_where()
         self.pacer.want()
 
     def close(self) -> None:
@@ -141,14 +152,48 @@ class Dashboard:
         self._end()
         self.pacer.close()
 
-    def _draw_logs(self, ranks: int) -> None:
+    # --- going back in time ---
+
+    def _travelled(self) -> None:
+        """The reader went to another moment, or back to now."""
+        view = self._source.picture.view
+        if self._period.at is None:
+            self._then = None
+        elif view is not None:
+            self._go_back(view)
+        self._say_where()
+        self._filtered()
+
+    def _go_back(self, view: JobView) -> None:
+        """Have the moment found out that is wanted, one at a time: a slider that moves asks no more than it gets."""
+        at = self._period.at
+        is_shown = self._then is not None and at is not None and self._then.at == view.submitted_at + at
+        if at is None or self._asked is not None or is_shown:
+            return
+        self._asked = view.submitted_at + at
+        self._source.travel(self._asked, lambda picture: self._later(0.0, lambda: self._arrived(picture)))
+
+    def _arrived(self, picture: Picture) -> None:
+        asked, self._asked = self._asked, None
+        if picture.view is None:
+            self._period.stay(picture.notice)
+            self._then = None
+        elif self._period.at is not None:
+            self._then = picture._replace(at=asked)
+        self._filtered()
+
+    def _say_where(self) -> None:
+        told = {**self.choice._asdict(), "at": None if self._period.at is None else f"{self._period.at:g}"}
+        self.frame.where = urlencode({name: value for name, value in told.items() if value is not None})
+
+    def _draw_logs(self, ranks: int, until: float | None) -> None:
         version = self._source.log_version
         if version == self._log_version:
             return
         wait = self._log_at + LOG_EVERY - self._now()
         if wait <= 0:
             self._log_version, self._log_at = version, self._now()
-            self._logs.update(self._source.log(self._logs.filter, MOST), ranks)
+            self._logs.update(self._source.log(self._logs.filter, MOST, until), ranks)
         elif not self._is_log_planned:
             self._is_log_planned = True
             self._later(wait, self._log_planned)
@@ -178,7 +223,7 @@ class Dashboard:
 
     def _pointed_in_time(self, rank: int, time: float) -> None:
         """A place was pressed: that rank, and the step that was taken then."""
-        view = self._source.picture.view
+        view = (self._then or self._source.picture).view
         step = step_at(view, time) if view is not None else None
         self.choose(Choice(rank, step))
 
@@ -190,6 +235,11 @@ class Dashboard:
             self._later(0.0, lambda: self._controls.said(text))
 
         self._source.act(act, done, by=BY)
+
+
+def length_of(view: JobView) -> float:
+    """How much of the job can be shown, s: until now, or its end."""
+    return (view.now if view.ended_at is None else view.ended_at) - view.submitted_at
 
 
 def step_at(view: JobView, time: float) -> int | None:

@@ -16,7 +16,7 @@ from workbench import Job, WorkbenchError
 from workbench.views.acts import Act
 from workbench.views.job import ViewBuilder
 from workbench.views.logs import LogRing
-from workbench.views.panels import PanelBuilder
+from workbench.views.panels import PanelBuilder, PanelView, panels_at
 from workbench_widgets.actions import Once, perform
 from workbench_widgets.source import Filter, LogTail, Picture
 
@@ -46,6 +46,9 @@ class Follower:
         self._find, self._lost, self._linger, self._retry = find, lost, linger, retry
         self._lock = threading.Lock()
         self._ring, self._once = LogRing(), Once()
+        self._travelling = threading.Lock()
+        self._past: Any = None  # what `Job.past` gives
+        self._is_over = self._past_is_whole = False  # nothing comes any more; and it was read after that
         self._listeners: dict[object, Callable[[], object]] = {}
         self._deserted_at = time.monotonic()
         self._wake = threading.Event()
@@ -67,11 +70,32 @@ class Follower:
 
         return end
 
-    def log(self, wanted: Filter, most: int) -> LogTail:
+    def log(self, wanted: Filter, most: int, until: float | None = None) -> LogTail:
         with self._lock:
-            lines = self._ring.lines(ranks=wanted.ranks, level=wanted.level, text=wanted.text)
+            lines = self._ring.lines(ranks=wanted.ranks, level=wanted.level, text=wanted.text, until=until)
             note = self._ring.note(self.picture.view.output_dropped if self.picture.view else 0)
         return LogTail(tuple(lines[max(0, len(lines) - most) :]), note)
+
+    def travel(self, time: float, done: Callable[[Picture], object]) -> None:
+        """The record is read when somebody first asks, and kept for the next; one at a time."""
+
+        def work() -> None:
+            try:
+                with self._travelling:
+                    done(self._picture_of(time))
+            except WorkbenchError as error:
+                done(Picture(notice=f"how it stood then cannot be told: {error}"))
+            except Exception as error:
+                logger.exception("going back in %s", self.job_id)
+                done(Picture(notice=f"the live page has a fault: {type(error).__name__}: {error}"))
+
+        threading.Thread(target=work, name=f"travel-{self.job_id}", daemon=True).start()
+
+    def _picture_of(self, moment: float) -> Picture:
+        job, whole = self._job or self._find(self.job_id), self.picture.more
+        if self._past is None or not (self._is_over and self._past_is_whole):
+            self._past, self._past_is_whole = job.past(self._past), self._is_over
+        return picture_of(job.at(moment, self._past), whole)
 
     def act(self, act: Act, done: Callable[[str], None], *, by: str) -> None:
         """Pages of one job share this: the second click of two may come from another one."""
@@ -114,8 +138,8 @@ class Follower:
             try:
                 self._job = self._find(self.job_id)
                 attempt = 0
-                self._follow(self._job)
-                self._idle()
+                while self.is_wanted:
+                    self._idle(self._job, self._follow(self._job))
             except WorkbenchError as error:
                 self._say(str(error))
             except Exception as error:
@@ -129,8 +153,9 @@ class Follower:
             self._wake.wait(self._retry[min(attempt, len(self._retry) - 1)])
             attempt += 1
 
-    def _follow(self, job: Job) -> None:
-        """Until the job has ended and its last words are in, or nobody looks."""
+    def _follow(self, job: Job) -> Any:
+        """Until the job has ended and its last words are in, or nobody looks; the cursor up to which all is known."""
+        self._past, self._is_over = None, False
         builder, panels, ring, cursor = ViewBuilder(), PanelBuilder(), LogRing(), None
         settled: float | None = None
         while self.is_wanted:
@@ -148,12 +173,16 @@ class Follower:
             if update.state.phase.is_terminal:
                 settled = settled or time.monotonic()
                 if not is_news or time.monotonic() - settled > SETTLE:
-                    return
+                    self._is_over = True
+                    return cursor
             self._wake.wait(max(0.0, FASTEST - (time.monotonic() - asked)))
+        return cursor
 
-    def _idle(self) -> None:
-        """An ended job does not change any more."""
+    def _idle(self, job: Job, cursor: Any) -> None:
+        """An ended job changes only when somebody resumes it."""
         while self.is_wanted:
+            if job.follow(cursor, POLL).cursor != cursor:
+                return
             self._wake.wait(2.0)
 
     def _add_output(self, ring: LogRing, output: Any) -> None:
@@ -172,6 +201,13 @@ class Follower:
             listeners = list(self._listeners.values())
         for changed in listeners:
             changed()
+
+
+def picture_of(update: Any, whole: PanelView) -> Picture:
+    """A moment of the past: `update` as `Job.at` gives it, `whole` what panels show now."""
+    builder = ViewBuilder(is_past=True)
+    builder.add(update)
+    return Picture(builder.view(), more=panels_at(whole, update), at=update.now)
 
 
 class Followers:

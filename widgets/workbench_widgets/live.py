@@ -2,7 +2,8 @@
 
 `Live` shows HTML. New HTML changes only what differs, so that focus, selection, scroll positions and what a screen
 reader says stay as they are. A control in it carries `data-do` (a button) or `data-set` (an input or select); using one
-calls `on_action(name, value)`. A scroller with `data-tail` keeps to its end until the reader scrolls away.
+calls `on_action(name, value)`; a slider tells while it moves, and while it has the focus it is the reader's, unless it
+is at its end (`data-live`), which goes on. A scroller with `data-tail` keeps to its end until the reader scrolls away.
 
 `Frame` is the page's heartbeat: the browser answers each `pulse` once it has drawn, which is how a page that is hidden
 or slow gets no more than it can take. It also says which theme the page has.
@@ -32,7 +33,7 @@ function morph(from, to) {
     else if (!y) x.remove();
     else if (x.nodeName !== y.nodeName) x.replaceWith(y);
     else if (x.nodeType === 3) { if (x.data !== y.data) x.data = y.data; }
-    else { attributes(x, y); morph(x, y); }
+    else { attributes(x, y); if (x.type === 'range') slide(x, y); morph(x, y); }
   }
 }
 function attributes(x, y) {
@@ -42,6 +43,9 @@ function attributes(x, y) {
   for (const name of x.getAttributeNames())
     if (!own(name) && !y.hasAttribute(name)) x.removeAttribute(name);
 }
+const slide = (x, y) => {
+  if (x.getRootNode().activeElement !== x || 'live' in y.dataset) x.value = y.getAttribute('value');
+};
 const atEnd = s => s.scrollHeight - s.scrollTop - s.clientHeight < 24;
 export function render({model}) {
   const root = document.createElement('div');
@@ -76,12 +80,15 @@ export function render({model}) {
     if (event.target.dataset.set && event.target.nodeName === 'SELECT')
       tell(event.target.dataset.set, event.target.value);
   });
-  let waits = null;
+  let waits = null, said = '';
   root.addEventListener('input', event => {
     const input = event.target;  // later the event would name the shadow root's host
     if (!input.dataset.set || input.nodeName === 'SELECT') return;
+    const name = input.dataset.set, isSlider = input.type === 'range';
+    said = input.value;
+    if (isSlider && waits !== null) return;
     clearTimeout(waits);
-    waits = setTimeout(() => tell(input.dataset.set, input.value), 200);
+    waits = setTimeout(() => { waits = null; tell(name, said); }, isSlider ? 80 : 200);
   });
   draw();
   model.on('markup', draw);
@@ -96,7 +103,7 @@ export function render({model}) {
   if (page.dataset.auto) theme();
   model.on('where', () => {
     const address = new URL(location.href);
-    for (const name of ['rank', 'step']) address.searchParams.delete(name);
+    for (const name of ['rank', 'step', 'at']) address.searchParams.delete(name);
     for (const [name, value] of new URLSearchParams(model.where)) address.searchParams.set(name, value);
     history.replaceState(null, '', address);
   });
@@ -127,7 +134,7 @@ class Frame(pn.custom.JSComponent):
     """See the module. `on_shown` hears that the browser has drawn, `on_theme` that the page's theme is another one."""
 
     pulse = param.Integer(default=0)
-    where = param.String(doc="what the reader points at, for the address: rank=2&step=410")
+    where = param.String(doc="what the reader points at, for the address: rank=2&step=410&at=93")
     _esm = _FRAME
 
     def __init__(self, on_shown: Callable[[], None], on_theme: Callable[[str], None]) -> None:

@@ -5,6 +5,7 @@ Everything comes from this server by relative addresses, so that any prefix will
 
 from __future__ import annotations
 
+import re
 from typing import Any, Final
 
 from workbench_widgets.style import PAGE
@@ -64,10 +65,10 @@ TALLEST: Final = 720  # px that the frame in a notebook grows to; more is scroll
 JOB_BODY: Final = """
 <div class="first"><nav><a href=".{{ theme_query | e }}">← all jobs</a></nav><div>{{ embed(roots.notices) }}</div></div>
 <div class="top"><div>{{ embed(roots.header) }}</div><div data-acts>{{ embed(roots.controls) }}</div></div>
+<section aria-label="Time" class="time">{{ embed(roots.period) }}</section>
 <section aria-label="Findings" data-acts><h2>Findings</h2>{{ embed(roots.findings) }}</section>
 <section aria-label="Ranks">{{ embed(roots.ranks) }}</section>
 <section aria-label="Failures and recoveries">{{ embed(roots.timeline) }}</section>
-<section aria-label="Time">{{ embed(roots.period) }}</section>
 <div class="two">
 <section aria-label="Throughput">{{ embed(roots.throughput) }}</section>
 <section aria-label="Loss">{{ embed(roots.loss) }}</section>
@@ -131,3 +132,9 @@ def number(arguments: Any, name: str) -> int | None:
     """A number from the address' query; None for what is none."""
     text = argument(arguments, name)
     return int(text) if text.isascii() and text.isdigit() and len(text) < 16 else None
+
+
+def seconds(arguments: Any, name: str) -> float | None:
+    """A time in s from the address' query; None for what is none."""
+    text = argument(arguments, name)
+    return float(text) if re.fullmatch(r"[0-9]{1,12}(\.[0-9]{1,3})?", text) else None

@@ -65,8 +65,8 @@ class Pages:
         job_id, theme = page.argument(arguments, "id"), page.argument(arguments, "theme")
         _prepare(doc, f"{job_id or 'no job'} · dtrain", page.JOB_BODY, theme)
         choice = Choice(page.number(arguments, "rank"), page.number(arguments, "step"))
-        follower = self._followers.get(job_id)
-        dashboard = Dashboard(follower, known_theme(theme), later_on(doc), may_act=may_act, choice=choice)
+        follower, at = self._followers.get(job_id), page.seconds(arguments, "at")
+        dashboard = Dashboard(follower, known_theme(theme), later_on(doc), may_act=may_act, choice=choice, at=at)
         _place(doc, dashboard.roots, dashboard.pacer)
         doc.on_session_destroyed(lambda _: dashboard.close())
 

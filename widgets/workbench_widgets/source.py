@@ -12,11 +12,15 @@ from workbench.views.panels import PanelView
 
 
 class Picture(NamedTuple):
-    """The job as far as it is known. `view` None: nothing has come yet. `notice`: why nothing comes now, or ''."""
+    """The job as far as it is known. `view` None: nothing has come yet. `notice`: why nothing comes now, or ''.
+
+    `at`: the moment of the past (epoch s) that this is of; None: now.
+    """
 
     view: JobView | None = None
     notice: str = ""
     more: PanelView = PanelView()
+    at: float | None = None
 
 
 class Choice(NamedTuple):
@@ -57,7 +61,14 @@ class Source(Protocol):
     def log_version(self) -> int:
         """Differs when `log` may give something else."""
 
-    def log(self, wanted: Filter, most: int) -> LogTail: ...
+    def log(self, wanted: Filter, most: int, until: float | None = None) -> LogTail:
+        """`until` (epoch s): only what had been printed by then."""
+
+    def travel(self, time: float, done: Callable[[Picture], object]) -> None:
+        """Begin to find out how the job stood at `time` (epoch s); `done` gets it, from any thread.
+
+        Where it cannot be told, a picture without a view, whose notice says why.
+        """
 
     def subscribe(self, changed: Callable[[], object]) -> Callable[[], None]:
         """Have `changed` called, from any thread, after each change; the answer ends it."""

@@ -93,6 +93,8 @@ td button{{height:22px;padding:0 8px}}
 .scale{{display:inline-flex;align-items:center;gap:6px;font-size:{SMALL_SIZE};color:var(--dt-muted)}}
 .scale i{{display:inline-block;width:120px;height:10px;border-radius:2px}} .charthead .tools{{margin:4px 0}}
 .hint{{margin-left:auto}}
+.tools input[type=range]{{flex:4 1 200px;max-width:none;padding:0;border:0;accent-color:var(--dt-accent)}}
+.moment{{min-width:9ch;text-align:right;font-variant-numeric:tabular-nums}}
 .done{{display:inline-flex;align-items:center;gap:8px}} .done .bar{{width:64px;margin:0}} .tall{{max-height:none}}
 .pager{{margin:8px 0 0}} .tools[role=search]{{margin:8px 0}}
 tbody tr.chosen>*{{background:var(--dt-raised)}} tbody tr.chosen>:first-child{{box-shadow:inset 3px 0 var(--dt-accent)}}
@@ -116,6 +118,8 @@ h2{{margin:0 0 4px;font-size:{SMALL_SIZE};font-weight:600;color:var(--dt-muted)}
 .two{{display:grid;grid-template-columns:minmax(0,1fr);gap:0 24px}}
 @media(min-width:740px){{.two{{grid-template-columns:minmax(0,1fr) minmax(0,1fr)}}}}
 [inert]{{opacity:.4}}
+.time{{position:sticky;top:0;z-index:5;padding-top:6px;background:var(--dt-page);
+ border-bottom:1px solid var(--dt-line)}}
 .first{{display:flex;flex-wrap:wrap;gap:4px 24px;justify-content:space-between;align-items:center;margin-bottom:6px}}
 nav{{font-size:{SMALL_SIZE}}} nav a{{color:var(--dt-accent);text-decoration:none}}
 nav a:hover{{text-decoration:underline}} :focus-visible{{outline:2px solid var(--dt-accent);outline-offset:1px}}

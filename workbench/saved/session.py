@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import math
 import os
+from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
@@ -21,6 +23,7 @@ from workbench.errors import UnknownJobError, UsageError
 from workbench.events import Event, OriginRecorded
 from workbench.feed import Bucket, Cursor, JobSummary, PoolStatus, StepPage, Update
 from workbench.origin import Origin
+from workbench.past import Past
 from workbench.session import Job, Session
 from workbench.spec import EntrypointKind
 from workbench.store.saved import archive
@@ -28,7 +31,6 @@ from workbench.store.saved.archive import Archive
 from workbench.store.saved.document import Document
 from workbench.store.saved.records import SavedRecord
 from workbench.views.buckets import across_ranks, merge, throughput
-from workbench.views.job import JobView, ViewBuilder
 
 T = TypeVar("T")
 
@@ -162,8 +164,10 @@ class SavedSession(Session):
     def _history(self, asked: rq.History) -> list[Bucket]:
         record = self.record(asked.job_id)
         until = math.inf if asked.until is None else asked.until
-        found = record.telemetry.buckets if asked.width is None else record.history
-        chosen = [b for b in found if asked.since <= b.start < until and (asked.ranks is None or b.rank in asked.ranks)]
+        found: Sequence[Bucket] = record.telemetry.buckets if asked.width is None else record.history
+        start = attrgetter("start")
+        found = found[bisect_left(found, asked.since, key=start) : bisect_left(found, until, key=start)]
+        chosen = [bucket for bucket in found if asked.ranks is None or bucket.rank in asked.ranks]
         return chosen if asked.width is None or asked.width <= 1.0 else merge(chosen, asked.width)
 
     def _log(self, asked: rq.ReadLog) -> LogPage:
@@ -179,15 +183,11 @@ class SavedJob(Job):
 
     session: SavedSession
 
-    def view(self, at: float | None = None) -> JobView:
-        """What panels show: at the end of what was saved, or at a time (epoch s) before it."""
-        builder = ViewBuilder()
-        builder.add(self.follow(timeout=0.0) if at is None else self.at(at))
-        return builder.view()
-
-    def at(self, time: float) -> Update:
-        """What a follower would have been told by then, from an empty cursor; `time` in epoch s."""
-        return _at(self.session.record(self.job_id), time)
+    def at(self, time: float, past: Past | None = None) -> Update:
+        """As of a job; with what was printed by then, as far as it was kept."""
+        output = self.session.record(self.job_id).telemetry.output
+        update = super().at(time, past)
+        return msgspec.structs.replace(update, output=tuple(chunk for chunk in output if chunk.time <= time))
 
     @property
     def origin(self) -> Origin:
@@ -256,24 +256,6 @@ def _update(record: SavedRecord, cursor: Cursor) -> Update:
         output=told.output[cursor.output :],
         cells=told.cells[cursor.cells :],
         checks=told.checks[cursor.checks :],
-    )
-
-
-def _at(record: SavedRecord, time: float) -> Update:
-    told = record.telemetry
-    events = tuple(event for event in record.events if event.time <= time) or record.events[:1]
-    buckets = tuple(b for b in told.buckets if b.start + b.width <= time)
-    totals = tuple(t for t in told.totals if t.start + t.width <= time)
-    return Update(
-        state=record.state_after(events),
-        cursor=Cursor(event=len(events)),
-        now=time,
-        events=events,
-        beats=tuple(beat for beat in told.beats if beat.time <= time),
-        buckets=buckets,
-        totals=totals,
-        output=tuple(chunk for chunk in told.output if chunk.time <= time),
-        checks=tuple(report for report in told.checks if report.end <= time),
     )
 
 

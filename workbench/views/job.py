@@ -115,9 +115,13 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ViewBuilder:
-    """Add every update of a job in turn, beginning with one from an empty cursor; `view` may be asked at any time."""
+    """Add every update of a job in turn, beginning with one from an empty cursor; `view` may be asked at any time.
 
-    def __init__(self) -> None:
+    `is_past`: the update is of a moment long ago. Beats are in no record, so that nobody's silence is known.
+    """
+
+    def __init__(self, *, is_past: bool = False) -> None:
+        self._is_past = is_past
         self._state: JobState | None = None
         self._now = 0.0
         self._granted_at: float | None = None
@@ -247,7 +251,8 @@ class ViewBuilder:
         beat = self._beats.get(rank.rank)
         runs = rank.phase is RankPhase.HEALTHY
         heard = max(beat.time if beat else 0.0, window.start + window.width if window else 0.0)
-        silent_for = self._now - heard if runs and heard and self._now - heard > SILENT_AFTER else 0.0
+        is_known = runs and heard > 0 and not self._is_past
+        silent_for = self._now - heard if is_known and self._now - heard > SILENT_AFTER else 0.0
         shown = beat if runs else None
         steps = window.steps if window else 0
         return RankRow(

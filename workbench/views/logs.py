@@ -83,14 +83,19 @@ class LogRing:
         level: Level = Level.INFO,
         text: str = "",
         most: int | None = None,
+        until: float | None = None,
     ) -> list[LogLine]:
-        """Lines, oldest first, of these ranks, at least of this level, that contain `text` (in any case)."""
+        """Lines, oldest first, of these ranks, at least of this level, that contain `text` (in any case).
+
+        `until` (epoch s): only those that had been printed by then.
+        """
         wanted = text.casefold()
         found = [
             line
             for line in self._lines.values()
             if (ranks is None or not set(ranks).isdisjoint(line.ranks))
             and line.level >= level
+            and (until is None or line.time <= until)
             and (not wanted or wanted in line.text.casefold())
         ]
         return found if most is None else found[max(0, len(found) - most) :]

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
 from workbench.events import OriginRecorded
-from workbench.feed import Update
+from workbench.feed import Bucket, Update
 from workbench.spec import JobSpec
 from workbench.views.happenings import Happening, HappeningList
 from workbench.views.heat import HeatBuilder, HeatView
@@ -45,7 +45,7 @@ class PanelBuilder:
         self._happenings.add(update.events)
         if update.buckets:
             self._heat.add(update.buckets)
-            self._best = self._better(update)
+            self._best = better(self._best, update.buckets)
             self._view = self._view._replace(heat=self._heat.view(), best=self._best)
         packages = [event.origin.packages for event in update.events if isinstance(event, OriginRecorded)]
         self._view = self._view._replace(
@@ -57,14 +57,33 @@ class PanelBuilder:
             happened=self._happenings.seen,
         )
 
-    def _better(self, update: Update) -> dict[int, float]:
-        best = dict(self._best)
-        for bucket in update.buckets:
-            if bucket.steps:
-                own = max(0.0, bucket.duration - bucket.comm) / bucket.steps
-                if own > 0:
-                    best[bucket.rank] = min(own, best.get(bucket.rank, own))
-        return best
-
     def view(self) -> PanelView:
         return self._view
+
+
+def better(best: Mapping[int, float], buckets: Iterable[Bucket]) -> dict[int, float]:
+    """`PanelView.best` with what these tell."""
+    found = dict(best)
+    for bucket in buckets:
+        if bucket.steps:
+            own = max(0.0, bucket.duration - bucket.comm) / bucket.steps
+            if own > 0:
+                found[bucket.rank] = min(own, found.get(bucket.rank, own))
+    return found
+
+
+def panels_at(whole: PanelView, update: Update) -> PanelView:
+    """`whole` as it was at a time: that of an update of the past, as `workbench.past` makes it.
+
+    `best` is of what the update holds: of many ranks only their last seconds.
+    """
+    events, now = HappeningList(), update.now
+    events.add(update.events)
+    columns = tuple(column for column in whole.heat.columns if column.start + whole.heat.width <= now)
+    return whole._replace(
+        heat=whole.heat._replace(columns=columns),
+        best=better({}, update.buckets),
+        resources=tuple(moment for moment in whole.resources if moment.start < now),
+        happenings=events.view(),
+        happened=events.seen,
+    )

@@ -18,16 +18,16 @@ EMPTY = (
 
 
 class Checkpoints:
-    """See the module. `on_act` begins an action."""
+    """See the module. `on_act` begins an action; a reader who may not act, and the past, get no buttons."""
 
-    def __init__(self, on_act: Callable[[Act], None]) -> None:
-        self._on_act = on_act
+    def __init__(self, on_act: Callable[[Act], None], *, may_act: bool = True) -> None:
+        self._on_act, self._may_act = on_act, may_act
         self._view: JobView | None = None
         self.root = Live(name="checkpoints", stylesheets=[PANEL], markup=EMPTY, on_action=self._pressed)
 
-    def update(self, view: JobView) -> None:
+    def update(self, view: JobView, *, is_past: bool = False) -> None:
         self._view = view
-        self.root.markup = checkpoints_html(view)
+        self.root.markup = checkpoints_html(view, may_act=self._may_act and not is_past)
 
     def _pressed(self, action: str, value: str) -> None:
         """`value` is the row that was pressed, as its step and path: the list may have grown meanwhile."""
@@ -42,11 +42,12 @@ def keys_of(view: JobView | None) -> list[str]:
     return [f"{known.tier.value}-{known.step}" for known in view.checkpoints] if view is not None else []
 
 
-def checkpoints_html(view: JobView) -> str:
+def checkpoints_html(view: JobView, *, may_act: bool = True) -> str:
     if not view.checkpoints:
         return EMPTY
     table = checkpoints_table(view.checkpoints, view.now)
-    table = Table(table.caption, (*table.columns, Column("go on", False, 0, ("",) * table.length)))
+    if may_act:
+        table = Table(table.caption, (*table.columns, Column("go on", False, 0, ("",) * table.length)))
 
     def cell(column: Column, index: int) -> str:
         text = esc(column.cells[index])

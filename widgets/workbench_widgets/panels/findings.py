@@ -33,9 +33,9 @@ class Findings:
     def choose(self, choice: Choice) -> None:
         self._rank = choice.rank
 
-    def update(self, view: JobView, more: PanelView) -> None:
+    def update(self, view: JobView, more: PanelView, *, is_past: bool = False) -> None:
         self._found = findings(view, more)
-        self.root.markup = findings_html(self._found, self._rank, may_act=self._may_act)
+        self.root.markup = findings_html(self._found, self._rank, may_act=self._may_act and not is_past)
 
     def _pressed(self, name: str, value: str) -> None:
         if name == "rank":

@@ -41,8 +41,15 @@ def header_html(job_id: str, picture: Picture) -> str:
     return (
         f'<div class="head" data-now="{view.now:.3f}"><h1>{esc(view.job_id)}</h1>{phase_badge(view.phase.value)}'
         f'<span class="muted">{esc(_ranks(view))}</span></div>'
-        f"{stale}{_spoken(view)}{_stats(view)}{_progress(view)}{lines}{_failure(view)}"
+        f"{stale}{_then(picture)}{_spoken(view)}{_stats(view)}{_progress(view)}{lines}{_failure(view)}"
     )
+
+
+def _then(picture: Picture) -> str:
+    """Of a moment of the past; not spoken, the slider says where it is."""
+    if picture.view is None or picture.at is None:
+        return ""
+    return f'<p class="notice">◷ As it stood {esc(span(picture.at - picture.view.submitted_at))} after the start.</p>'
 
 
 def _stale(picture: Picture) -> str:

@@ -65,6 +65,7 @@ class Throughput:
 
     def __init__(self, theme: str, axis: TimeAxis | None = None) -> None:
         self._shown: object = None
+        self._drawn: set[int] = set()
         tips = [("", "$name"), ("rate", "@y{0,0.[0]}"), ("step", "@step{0,0}"), ("after", "@x{00:00:00}")]
         self.figure = (axis or TimeAxis(theme)).chart("throughput over time", tips=tips)
         # All lines there can be: a model that is added once the browser is connected may come after what refers to it.
@@ -81,8 +82,11 @@ class Throughput:
         self._shown = (newest, len(view.series))
         lines, unit = lines_of(view)
         self.figure.visible = bool(lines)
+        for rank in self._drawn - lines.keys():  # a moment at which it had not run yet
+            self._renderers[rank].data_source.data = {name: [] for name in Line._fields}
         for rank, line in lines.items():
             self._renderers[rank].data_source.data = {name: list(values) for name, values in line._asdict().items()}
+        self._drawn = set(lines)
         self._head.markup = head_html(lines, unit)
         self._table.markup = as_table_html(lines, unit)
 
