@@ -108,7 +108,9 @@ export function render({model}) {
     history.replaceState(null, '', address);
   });
   new MutationObserver(theme).observe(page, {attributes: true, attributeFilter: ['data-theme']});
-  model.on('pulse', () => requestAnimationFrame(() => { model.send_msg({}); page.dataset.live = '1'; }));
+  const answer = () => requestAnimationFrame(() => { model.send_msg({}); page.dataset.live = '1'; });
+  model.on('pulse', answer);
+  if (model.pulse > 1) answer();  // it came while this script was being loaded; the first is in the page
   return document.createElement('span');
 }
 """
