@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import base64
+import csv
+import json
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 from lab import wait_for
@@ -48,6 +52,20 @@ AUDIT = """
     if (isImage && !e.getAttribute('aria-label')) found.push('no text: ' + e.outerHTML.slice(0, 80));
   }
   return [...new Set(found)];
+}
+"""
+SHADES = """
+async data => {  // how many different colours a PNG has
+  const image = new Image();
+  image.src = 'data:image/png;base64,' + data;
+  await image.decode();
+  const canvas = document.createElement('canvas'), seen = new Set();
+  canvas.width = image.width; canvas.height = image.height;
+  const pen = canvas.getContext('2d');
+  pen.drawImage(image, 0, 0);
+  const all = pen.getImageData(0, 0, canvas.width, canvas.height).data;
+  for (let k = 0; k < all.length; k += 4 * 97) seen.add(all[k] + ',' + all[k + 1] + ',' + all[k + 2]);
+  return seen.size;
 }
 """
 COLOURS = """
@@ -110,6 +128,32 @@ def test_jobs_beside_each_other(reader: Reader, tab: Tab, theme: str) -> None:
     reader.page.get_by_text("the same as a table").first.click()
     assert reader.page.evaluate(AUDIT) == []
     reader.shot(f"compare-{theme}")
+
+
+def test_every_chart_can_be_saved(reader: Reader, tab: Tab, tmp_path: Path) -> None:
+    reader.open(tab.link("failed", read_only=True).replace("?", "?theme=dark&"))
+    wait_for(lambda: reader.page.evaluate(COLOURS, "Ranks over time") > 10, "the heatmap has colours", 30, every=0.3)
+    for summary in reader.page.locator("details.save summary").all():
+        summary.press("Enter")
+    found = {}
+    for button in reader.page.locator("details.save button").all():
+        with reader.page.expect_download(timeout=20_000) as waits:
+            button.press("Enter")
+        name = waits.value.suggested_filename
+        waits.value.save_as(tmp_path / name)
+        found[name] = (tmp_path / name).read_bytes()
+    charts = ("timeline", "throughput", "loss", "ranks-over-time", "resources")
+    assert set(found) == {f"failed-{chart}.{kind}" for chart in charts for kind in ("png", "svg", "csv", "json")}
+    for chart in charts:
+        svg = ElementTree.fromstring(found[f"failed-{chart}.svg"])
+        words = " ".join(filter(None, (one.text for one in svg.iter("{http://www.w3.org/2000/svg}text"))))
+        assert "0:01:00" in words and "since the start" in words + found[f"failed-{chart}.svg"].decode(), chart
+        assert found[f"failed-{chart}.png"].startswith(b"\x89PNG")
+        rows = list(csv.DictReader(found[f"failed-{chart}.csv"].decode().splitlines()))
+        assert len(rows) == len(json.loads(found[f"failed-{chart}.json"])["rows"]) > 1
+    assert reader.page.evaluate(SHADES, base64.b64encode(found["failed-ranks-over-time.png"]).decode()) > 10
+    assert reader.page.evaluate(AUDIT) == []
+    reader.shot("panels-saving-dark")
 
 
 def test_a_zoom_lets_all_charts_stand_still(reader: Reader, tab: Tab) -> None:

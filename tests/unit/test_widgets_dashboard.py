@@ -21,6 +21,7 @@ from workbench.feed import JobSummary, PoolStatus
 from workbench.state import Checkpoint, JobPhase
 from workbench.views.acts import Act
 from workbench.views.logs import Level, LogLine
+from workbench.views.sheets import SHEETS
 
 
 class FakeSource:
@@ -97,6 +98,7 @@ def test_a_change_is_drawn_by_every_panel() -> None:
     assert set(page.dashboard.roots) == {
         "header", "controls", "ranks", "timeline", "checkpoints", "throughput", "logs", "frame", "notices", "period",
         "heatmap", "loss", "stragglers", "communication", "events", "resources", "findings", "gradients",
+        *(f"save_{name}" for name in SHEETS),
     }  # fmt: skip
 
 

@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Final
 
 import panel as pn
 
+from workbench.views.sheets import sides_sheet
 from workbench.views.sides import MOST, By, Measure, Side
 from workbench_widgets.charts import TimeAxis
 from workbench_widgets.dashboard import Later
+from workbench_widgets.exports import Exports
 from workbench_widgets.live import Frame
 from workbench_widgets.pacer import Pacer
 from workbench_widgets.panels.comparison import Curves, Head, Tables, Told
@@ -46,6 +49,9 @@ class Comparison:
         self._curves = [Curves(measure, known_theme(theme), self._axis) for measure in Measure]
         self.pacer = Pacer(self.draw, later, now)
         self.frame = Frame(self.pacer.shown, self._paint)
+        self._exports = Exports(
+            "-".join(source.job_id for source in self._sources), tuple(m.value for m in Measure), self.frame.send
+        )
         self._ends = [source.subscribe(lambda: later(0.0, self.pacer.want)) for source in self._sources]
         self._set_axis()
         self.draw()
@@ -54,7 +60,8 @@ class Comparison:
     def roots(self) -> dict[str, Any]:
         """What the page places, by the names that its template uses."""
         panels: tuple[Any, ...] = (self._head, *self._curves, self._tables)
-        return {str(panel.root.name): panel.root for panel in panels} | {"frame": self.frame}
+        menus = {str(menu.name): menu for menu in self._exports.menus.values()}
+        return {str(panel.root.name): panel.root for panel in panels} | menus | {"frame": self.frame}
 
     def draw(self) -> None:
         """Bring all of it up to what the sources say now."""
@@ -65,6 +72,14 @@ class Comparison:
             for curves in self._curves:
                 curves.update(sides, self._by)
             self._tables.update(sides)
+            known = [side for _, side in sides]
+            self._exports.update(
+                {
+                    curves.measure.value: partial(sides_sheet, known, curves.measure, self._by)
+                    for curves in self._curves
+                    if curves.figure.visible
+                }
+            )
             if not self._is_zoomed:
                 self._axis.follow(_end([side for _, side in sides], self._by), None)
             self.frame.pulse += 1

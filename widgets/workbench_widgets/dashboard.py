@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Final
 from urllib.parse import urlencode
 
@@ -16,7 +17,9 @@ import panel as pn
 from workbench.views.acts import Act
 from workbench.views.job import JobView
 from workbench.views.panels import PanelView
+from workbench.views.sheets import SHEETS
 from workbench_widgets.charts import TimeAxis
+from workbench_widgets.exports import Exports
 from workbench_widgets.live import Frame
 from workbench_widgets.notices import Notices
 from workbench_widgets.pacer import Pacer
@@ -78,6 +81,7 @@ class Dashboard:
         self._notices, self._gradients = Notices(), Gradients()
         self.pacer = Pacer(self.draw, later, now)
         self.frame = Frame(self.pacer.shown, self._paint)
+        self._exports = Exports(source.job_id, tuple(SHEETS), self.frame.send)
         self._end = source.subscribe(lambda: later(0.0, self.pacer.want))  # before the first look: nothing is missed
         self.choose(choice)
         self._say_where()
@@ -91,7 +95,8 @@ class Dashboard:
             self._notices, self._period, self._heatmap, self._loss, self._stragglers, self._communication, self._events,
             self._resources, self._findings, self._gradients,
         )  # fmt: skip
-        return {str(panel.root.name): panel.root for panel in panels} | {"frame": self.frame}
+        menus = {str(menu.name): menu for menu in self._exports.menus.values()}
+        return {str(panel.root.name): panel.root for panel in panels} | menus | {"frame": self.frame}
 
     def draw(self) -> None:
         """Bring every panel up to what the source says now, in one message to the browser."""
@@ -133,6 +138,10 @@ class Dashboard:
         self._events.update(view, more)
         self._resources.update(view, more.resources)
         self._axis.point_at(time_of_step(view, self.choice.step))
+        charts = {"throughput": self._throughput.figure, "loss": self._loss.figure, "heatmap": self._heatmap.figure,
+                  "timeline": self._lanes.figure, "resources": self._resources.figure}  # fmt: skip
+        seen = (name for name, chart in charts.items() if chart.visible)
+        self._exports.update({name: partial(SHEETS[name], view, more) for name in seen})
 
     def choose(self, choice: Choice) -> None:
         """Point at a rank or a step in all panels, and in the page's address."""

@@ -3,10 +3,12 @@
 `Live` shows HTML. New HTML changes only what differs, so that focus, selection, scroll positions and what a screen
 reader says stay as they are. A control in it carries `data-do` (a button) or `data-set` (an input or select); using one
 calls `on_action(name, value)`; a slider tells while it moves, and while it has the focus it is the reader's, unless it
-is at its end (`data-live`), which goes on. A scroller with `data-tail` keeps to its end until the reader scrolls away.
+is at its end (`data-live`), which goes on. A button with `data-once` tells not twice within a second; one with
+`data-picture` saves its section's chart (see `pictures`). A scroller with `data-tail` keeps to its end until the reader
+scrolls away.
 
 `Frame` is the page's heartbeat: the browser answers each `pulse` once it has drawn, which is how a page that is hidden
-or slow gets no more than it can take. It also says which theme the page has.
+or slow gets no more than it can take. It also says which theme the page has, and brings files.
 """
 
 from __future__ import annotations
@@ -50,7 +52,7 @@ const atEnd = s => s.scrollHeight - s.scrollTop - s.clientHeight < 24;
 export function render({model}) {
   const root = document.createElement('div');
   root.className = 'dt';
-  const tails = new WeakMap();
+  const tails = new WeakMap(), pressed = new WeakMap();
   const draw = () => {
     const made = document.createElement('template');
     made.innerHTML = model.markup;
@@ -70,8 +72,14 @@ export function render({model}) {
   };
   const tell = (name, value) => model.send_msg({name, value});
   root.addEventListener('click', event => {
-    const button = event.target.closest('[data-do],[data-tail-of]');
+    const button = event.target.closest('[data-do],[data-tail-of],[data-picture]');
     if (!button) return;
+    if (button.dataset.picture || 'once' in button.dataset) {  // the second click of two
+      if (event.timeStamp - (pressed.get(button) || -1e9) < 1000) return;
+      pressed.set(button, event.timeStamp);
+    }
+    const {picture: kind, file: name} = button.dataset;
+    if (kind) return dispatchEvent(new CustomEvent('dtrain-picture', {detail: {button, kind, name}}));
     if (button.dataset.do) return tell(button.dataset.do, button.value || '');
     const s = root.querySelector('#' + button.dataset.tailOf);
     tails.set(s, true); s.scrollTop = s.scrollHeight; shown(s);
@@ -107,6 +115,7 @@ export function render({model}) {
     for (const [name, value] of new URLSearchParams(model.where)) address.searchParams.set(name, value);
     history.replaceState(null, '', address);
   });
+  model.on('msg:custom', file => dispatchEvent(new CustomEvent('dtrain-file', {detail: file})));
   new MutationObserver(theme).observe(page, {attributes: true, attributeFilter: ['data-theme']});
   const answer = () => requestAnimationFrame(() => { model.send_msg({}); page.dataset.live = '1'; });
   model.on('pulse', answer);
@@ -142,6 +151,10 @@ class Frame(pn.custom.JSComponent):
     def __init__(self, on_shown: Callable[[], None], on_theme: Callable[[str], None]) -> None:
         super().__init__(name="frame")  # type: ignore[no-untyped-call]
         self._on_shown, self._on_theme = on_shown, on_theme
+
+    def send(self, name: str, kind: str, data: str | bytes) -> None:
+        """Have the browser save a file."""
+        self._send_msg({"name": name, "type": kind, "data": data})
 
     def _handle_msg(self, data: Any) -> None:
         theme = data.get("theme") if isinstance(data, dict) else None

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from typing import Any, Final
 
+from workbench_widgets.pictures import SCRIPT
 from workbench_widgets.style import PAGE
 from workbench_widgets.theme import THEMES, known_theme
 
@@ -68,19 +69,20 @@ JOB_BODY: Final = """
 <section aria-label="Time" class="time">{{ embed(roots.period) }}</section>
 <section aria-label="Findings" data-acts><h2>Findings</h2>{{ embed(roots.findings) }}</section>
 <section aria-label="Ranks">{{ embed(roots.ranks) }}</section>
-<section aria-label="Failures and recoveries">{{ embed(roots.timeline) }}</section>
+<section aria-label="Failures and recoveries">{{ embed(roots.timeline) }}{{ embed(roots.save_timeline) }}</section>
 <div class="two">
-<section aria-label="Throughput">{{ embed(roots.throughput) }}</section>
-<section aria-label="Loss">{{ embed(roots.loss) }}</section>
+<section aria-label="Throughput">{{ embed(roots.throughput) }}{{ embed(roots.save_throughput) }}</section>
+<section aria-label="Loss">{{ embed(roots.loss) }}{{ embed(roots.save_loss) }}</section>
 </div>
-<section aria-label="Ranks over time">{{ embed(roots.heatmap) }}</section>
+<section aria-label="Ranks over time">{{ embed(roots.heatmap) }}{{ embed(roots.save_heatmap) }}</section>
 <div class="two">
 <section aria-label="Slowest ranks"><h2>Slowest ranks</h2>{{ embed(roots.stragglers) }}</section>
 <section aria-label="Communication"><h2>Communication</h2>{{ embed(roots.communication) }}</section>
 <section aria-label="Logs"><h2>Output of the ranks</h2>{{ embed(roots.logs) }}</section>
 <section aria-label="Events"><h2>Events</h2>{{ embed(roots.events) }}</section>
 </div>
-<section aria-label="Resources"><h2>Resources</h2>{{ embed(roots.resources) }}</section>
+<section aria-label="Resources"><h2>Resources</h2>{{ embed(roots.resources) }}
+{{ embed(roots.save_resources) }}</section>
 <section aria-label="Gradients"><h2>Do ranks agree?</h2>{{ embed(roots.gradients) }}</section>
 <section aria-label="Checkpoints" data-acts><h2>Checkpoints</h2>{{ embed(roots.checkpoints) }}</section>
 """
@@ -88,8 +90,8 @@ COMPARE_BODY: Final = """
 <div class="first"><nav><a href=".{{ theme_query | e }}">← all jobs</a></nav></div>
 {{ embed(roots.head) }}
 <div class="two">
-<section aria-label="Loss">{{ embed(roots.loss) }}</section>
-<section aria-label="Throughput">{{ embed(roots.throughput) }}</section>
+<section aria-label="Loss">{{ embed(roots.loss) }}{{ embed(roots.save_loss) }}</section>
+<section aria-label="Throughput">{{ embed(roots.throughput) }}{{ embed(roots.save_throughput) }}</section>
 </div>
 <section aria-label="Differences">{{ embed(roots.tables) }}</section>
 """
@@ -102,7 +104,7 @@ def template(body: str) -> str:
         _TEMPLATE.replace("PAGE", PAGE)
         .replace("AUTO", _AUTO)
         .replace("BODY", body)
-        .replace("SCRIPT", _SCRIPT)
+        .replace("SCRIPT", _SCRIPT + SCRIPT)
         .replace("TALLEST", str(TALLEST))
     )
 

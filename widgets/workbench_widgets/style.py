@@ -102,6 +102,9 @@ button.pick{{border:0;background:none;height:auto;padding:0 2px;font:inherit;col
 button.box{{font-size:15px;line-height:1;margin-right:6px}}
 a.button{{border:1px solid var(--dt-accent);border-radius:4px;padding:2px 10px;text-decoration:none}}
 button.pick:hover{{text-decoration:underline}}
+details.save{{width:fit-content;margin-left:auto;padding:0!important;pointer-events:auto}}
+details.save summary{{text-align:right}} details.save .tools{{margin:4px 0 0}}
+details[open]{{padding-bottom:20px}}
 h2.next{{margin-top:14px}} .sides th{{vertical-align:top}}
 .sides td{{white-space:normal;vertical-align:top;min-width:16ch}}
 .jump{{position:absolute;right:14px;bottom:10px}}
@@ -111,7 +114,8 @@ PAGE: Final = f"""
 {css_variables()}
 html,body{{margin:0;padding:0;background:var(--dt-page);color:var(--dt-text);font:{TEXT_SIZE}/1.45 {FONT}}}
 main{{padding:10px 12px 12px;max-width:1500px;margin:0 auto}}
-section{{margin-top:12px;min-width:0}}
+section{{margin-top:12px;min-width:0}} .saves{{margin-top:-20px;pointer-events:none}}
+section[aria-label=Resources] .saves{{margin-top:0}}
 h2{{margin:0 0 4px;font-size:{SMALL_SIZE};font-weight:600;color:var(--dt-muted)}}
 .top{{display:flex;flex-wrap:wrap;gap:6px 24px;align-items:flex-start}}
 .top>:first-child{{flex:1 1 420px;min-width:0}} .top>:last-child{{flex:0 1 auto;max-width:100%}}

@@ -71,7 +71,7 @@ class Curves:
     """One measure of all jobs."""
 
     def __init__(self, measure: Measure, theme: str, axis: TimeAxis) -> None:
-        self._measure, self._theme = measure, theme
+        self.measure, self._theme = measure, theme
         self._shown: object = None
         value = "0.[0000]" if measure is Measure.LOSS else "0,0.[0]"
         tips = [("", "$name"), (measure.value, f"@y{{{value}}}"), ("step", "@step{0,0}"), ("after", "@after{00:00:00}")]
@@ -90,17 +90,17 @@ class Curves:
         if news == self._shown:
             return
         self._shown = news
-        unit = unit_of([side for _, side in sides]) if self._measure is Measure.THROUGHPUT else ""
-        curves = {place: curve_of(side.view, self._measure, by, unit) for place, side in sides}
+        unit = unit_of([side for _, side in sides]) if self.measure is Measure.THROUGHPUT else ""
+        curves = {place: curve_of(side.view, self.measure, by, unit) for place, side in sides}
         names = {place: side.name for place, side in sides}
         self.figure.visible = any(curve.y for curve in curves.values())
         for place, line in enumerate(self.lines):
             line.name = names.get(place, "")
             curve = curves.get(place, Curve())
             line.data_source.data = {"x": list(curve.x(by)), **{k: list(v) for k, v in curve._asdict().items()}}
-        self._head.markup = curves_html(self._measure, by, names, curves, unit)
+        self._head.markup = curves_html(self.measure, by, names, curves, unit)
         told = {names[place]: curve for place, curve in curves.items()}
-        self._table.markup = as_table_html(curves_table(told, self._measure, by, unit)) if self.figure.visible else ""
+        self._table.markup = as_table_html(curves_table(told, self.measure, by, unit)) if self.figure.visible else ""
 
     def paint(self, theme: str) -> None:
         for place, line in enumerate(self.lines):

@@ -113,7 +113,7 @@ def head_html(known: Sequence[str], chosen: str) -> str:
     told = f"{MEASURES[chosen].unit} over time since the start: the mean rank, and from the least to the most"
     return (
         f'<div class="tools"><select data-set="measure" aria-label="what is charted">{options}</select>'
-        f'<span class="small muted">{esc(told)}</span></div>'
+        f'<span class="small muted told">{esc(told)}</span></div>'
     )
 
 

@@ -79,6 +79,7 @@ class Lanes:
         self._lanes = ColumnDataSource(data={name: [] for name in _LANES}, name="lanes")
         self._marks = ColumnDataSource(data={name: [] for name in _MARKS}, name="marks")
         self.figure = _figure()
+        self.figure.visible = False  # until there is something in it
         self._draw_glyphs()
         paint_chart(self.figure, theme)
         self._head = Live(stylesheets=[PANEL], markup=head_html(None))
@@ -134,6 +135,7 @@ class Lanes:
         rows = rows_of(timeline.spans)
         if not rows:
             return
+        self.figure.visible = True
         lasted = max(timeline.end - timeline.start, 1e-3)
         self.figure.x_range.update(start=-0.005 * lasted, end=1.005 * lasted)
         self.figure.y_range.update(start=len(rows) - 0.5, end=-1.6)
