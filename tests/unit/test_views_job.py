@@ -13,7 +13,6 @@ from workbench.events import (
     CheckpointFailed,
     CheckpointSaved,
     Event,
-    NonFiniteFound,
     RecoveryStarted,
     SlotsGranted,
 )
@@ -285,8 +284,6 @@ def test_trouble_that_ends_nothing_is_told_until_it_is_over() -> None:
         (CheckpointSaved(time=2.0, restart_count=0, checkpoint=saved), []),
         (CheckpointFailed(time=3.0, restart_count=0, step=60, reason="disk full"),
          ["no checkpoint at step 60: disk full; the newest is of step 40"]),
-        (NonFiniteFound(time=4.0, restart_count=0, rank=1, step=61, what="loss"),
-         ["rank 1: loss is not finite at step 61", "no checkpoint at step 60: disk full; the newest is of step 40"]),
         (RecoveryStarted(time=5.0, restart_count=1, reason="restart 1 of 3"), []),
     ]  # fmt: skip
     builder = ViewBuilder()

@@ -11,7 +11,7 @@ import pytest
 from workbench.events import Event, GradientMismatched, NonFiniteFound
 from workbench.findings import Finding, Severity
 from workbench.state import Compared, Mismatch
-from workbench.views.curve import LossPoint, Shape, find_trouble, thinned
+from workbench.views.curve import LossPoint, Shape, find_anomaly, thinned
 from workbench.views.loss import Ranks, behind_now, diagnose, find_odd_rank
 
 EVEN = Ranks(samples={0: 8.0, 1: 8.0}, steps={0: 100, 1: 100}, recent=10)
@@ -50,32 +50,32 @@ def one(points: list[LossPoint], events: tuple[Event, ...] = (), ranks: Ranks = 
 
 
 def test_a_jump_is_told_with_its_step_and_levels() -> None:
-    found = find_trouble(curve(jumping))
+    found = find_anomaly(curve(jumping))
     assert found is not None and found.shape is Shape.JUMPS
     assert found.step == 410 and abs(found.before - 0.25) < 0.15 and abs(found.now - 3.0) < 0.1
 
 
 def test_a_loss_that_has_recovered_is_no_trouble() -> None:
-    assert find_trouble(curve(lambda at: 3.0 if 20 <= at < 26 else falling(at))) is None
+    assert find_anomaly(curve(lambda at: 3.0 if 20 <= at < 26 else falling(at))) is None
 
 
 def test_a_growing_loss_is_told() -> None:
-    found = find_trouble(curve(lambda at: 2.3 + 0.02 * math.exp(at / 12)))
+    found = find_anomaly(curve(lambda at: 2.3 + 0.02 * math.exp(at / 12)))
     assert found is not None and found.shape is Shape.GROWS
 
 
 def test_an_oscillation_is_told_where_it_becomes_wide_and_where_it_always_was() -> None:
     wide = random.Random(5)
-    found = find_trouble(curve(lambda at: 1.0 + (wide.uniform(-0.9, 0.9) if at > 35 else 0.0), noise=0.03))
+    found = find_anomaly(curve(lambda at: 1.0 + (wide.uniform(-0.9, 0.9) if at > 35 else 0.0), noise=0.03))
     assert found is not None and found.shape is Shape.OSCILLATES and found.now > 4 * found.before
     always = random.Random(6)
-    found = find_trouble(curve(lambda at: 2.3 + abs(always.gauss(0, 8)), count=90))
+    found = find_anomaly(curve(lambda at: 2.3 + abs(always.gauss(0, 8)), count=90))
     assert found is not None and found.shape is Shape.OSCILLATES and found.step == 10
 
 
 def test_a_single_odd_batch_and_few_points_are_nothing() -> None:
-    assert find_trouble(curve(lambda at: 50.0 if at == 41 else falling(at))) is None
-    assert find_trouble(curve(jumping, count=9)) is None
+    assert find_anomaly(curve(lambda at: 50.0 if at == 41 else falling(at))) is None
+    assert find_anomaly(curve(jumping, count=9)) is None
 
 
 def test_many_points_are_merged_by_medians() -> None:

@@ -49,7 +49,7 @@ class Shape(enum.Enum):
     OSCILLATES = "oscillates"
 
 
-class Trouble(msgspec.Struct, frozen=True, kw_only=True):
+class Anomaly(msgspec.Struct, frozen=True, kw_only=True):
     """`step`: since when. `before`, `now`: levels; of an oscillation, how far it swung and swings."""
 
     shape: Shape
@@ -59,7 +59,7 @@ class Trouble(msgspec.Struct, frozen=True, kw_only=True):
     noise: float
 
 
-def find_trouble(points: Sequence[LossPoint]) -> Trouble | None:
+def find_anomaly(points: Sequence[LossPoint]) -> Anomaly | None:
     """The curve as it ends: what has been recovered from is no trouble any more."""
     kept = thinned(points)
     if len(kept) < FEW:
@@ -100,7 +100,7 @@ def spread(values: Sequence[float]) -> float:
     return NORMAL * statistics.median(abs(value - middle) for value in values)
 
 
-def _jump(points: Sequence[LossPoint], levels: Sequence[float], noise: float) -> Trouble | None:
+def _jump(points: Sequence[LossPoint], levels: Sequence[float], noise: float) -> Anomaly | None:
     best = min(range(len(levels)), key=levels.__getitem__)
     low, now = levels[best], levels[-1]
     needed = max(SURE * noise, NOTICED * abs(low), UNDONE * (levels[0] - low))
@@ -112,20 +112,20 @@ def _jump(points: Sequence[LossPoint], levels: Sequence[float], noise: float) ->
     there = next((at for at in range(left, len(points)) if points[at].loss >= low + needed), len(points))
     if there - left > max(3, SHORT * len(points)) or left == 0:
         return None
-    return Trouble(shape=Shape.JUMPS, step=points[min(there, len(points) - 1)].step, before=low, now=now, noise=noise)
+    return Anomaly(shape=Shape.JUMPS, step=points[min(there, len(points) - 1)].step, before=low, now=now, noise=noise)
 
 
-def _growth(points: Sequence[LossPoint], levels: Sequence[float], noise: float) -> Trouble | None:
+def _growth(points: Sequence[LossPoint], levels: Sequence[float], noise: float) -> Anomaly | None:
     first, now = levels[0], levels[-1]
     if now - first <= max(SURE * noise, NOTICED * abs(first)):
         return None
     best = min(range(len(levels)), key=levels.__getitem__)
-    return Trouble(shape=Shape.GROWS, step=points[best].step, before=levels[best], now=now, noise=noise)
+    return Anomaly(shape=Shape.GROWS, step=points[best].step, before=levels[best], now=now, noise=noise)
 
 
 def _oscillation(
     points: Sequence[LossPoint], values: Sequence[float], levels: Sequence[float], noise: float
-) -> Trouble | None:
+) -> Anomaly | None:
     if len(values) < ENOUGH:
         return None
     length = len(values) // 3
@@ -136,9 +136,9 @@ def _oscillation(
     is_wider = now > WIDER * calm and now > SWING * gained and now > NOTICED * level
     if is_wider and statistics.median(values[-length:]) >= min(levels[:earlier]) - now / 6:
         step = points[len(values) - length].step
-        return Trouble(shape=Shape.OSCILLATES, step=step, before=calm, now=now, noise=noise)
+        return Anomaly(shape=Shape.OSCILLATES, step=step, before=calm, now=now, noise=noise)
     if min(now, _swing(values)) > ALL * level and levels[-1] >= levels[0] - now / 6:
-        return Trouble(shape=Shape.OSCILLATES, step=points[0].step, before=now, now=now, noise=noise)
+        return Anomaly(shape=Shape.OSCILLATES, step=points[0].step, before=now, now=now, noise=noise)
     return None
 
 

@@ -11,7 +11,7 @@ import statistics
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
-from workbench.state import JobPhase
+from workbench.state import FailureKind, JobPhase
 from workbench.views.acts import Act
 from workbench.views.advice import advise
 from workbench.views.communication import entered, odd_ones
@@ -91,17 +91,13 @@ def _held_up(view: JobView, more: PanelView) -> Finding | None:
     return Finding(Severity.WARNING, said, advice="look at their stacks", act=Act("stacks"))
 
 
-def _not_finite(view: JobView, more: PanelView) -> Finding | None:
-    marks = [m for m in (view.timeline.marks if view.timeline else ()) if m.kind is MarkKind.NON_FINITE]
-    if not marks:
+def _loss(view: JobView, more: PanelView) -> Finding | None:
+    """What `views.loss` says of it, but where the job's failure says that already."""
+    if not view.findings or (view.failure is not None and view.failure.kind is FailureKind.DIVERGED):
         return None
-    times = sum(mark.count for mark in marks)
-    return Finding(
-        Severity.WARNING, marks[0].title, f"seen {times} times" if times > 1 else "",
-        "the learning rate is too high, half precision overflowed, or a batch holds such values",
-        "clip gradients or lower the learning rate, check that batch, or use --on-nan rollback",
-        ranks=tuple(rank for a, b in marks[0].ranks for rank in range(a, b + 1)),
-    )  # fmt: skip
+    told = view.findings[0]
+    ranks = () if told.rank is None else (told.rank,)
+    return Finding(Severity.WARNING, told.symptom, "; ".join(told.evidence), told.cause, told.advice, ranks=ranks)
 
 
 def _straggler(view: JobView, more: PanelView) -> Finding | None:
@@ -175,5 +171,5 @@ def _unseen(view: JobView, more: PanelView) -> Finding | None:
 
 
 RULES: Final[tuple[Callable[[JobView, PanelView], Finding | None], ...]] = (
-    _failed, _stalled, _held_up, _not_finite, _straggler, _data_bound, _wait_bound, _idle_gpus, _unseen,
+    _failed, _stalled, _held_up, _loss, _straggler, _data_bound, _wait_bound, _idle_gpus, _unseen,
 )  # fmt: skip

@@ -14,7 +14,7 @@ import msgspec
 
 from workbench.events import Event, GradientMismatched, NonFiniteFound
 from workbench.findings import Finding, Severity
-from workbench.views.curve import LossPoint, Shape, Trouble, find_trouble, spread, thinned
+from workbench.views.curve import Anomaly, LossPoint, Shape, find_anomaly, spread, thinned
 
 LEAST: Final = 8  # points at which ranks are compared
 TWICE: Final = 2.0  # how much more than the others' a rank's loss must be
@@ -37,7 +37,7 @@ class Ranks(msgspec.Struct, frozen=True, kw_only=True):
 class Signs(msgspec.Struct, frozen=True, kw_only=True):
     """What all causes are judged by."""
 
-    trouble: Trouble | None
+    trouble: Anomaly | None
     odd_rank: OddRank | None
     ranks: Ranks
     mismatch: GradientMismatched | None
@@ -61,7 +61,7 @@ def diagnose(points: Sequence[LossPoint], events: Sequence[Event], ranks: Ranks)
     broken = tuple(event for event in events if isinstance(event, NonFiniteFound))
     mismatch = next((event for event in reversed(events) if isinstance(event, GradientMismatched)), None)
     signs = Signs(
-        trouble=find_trouble(kept),
+        trouble=find_anomaly(kept),
         odd_rank=find_odd_rank(kept),
         ranks=ranks,
         mismatch=mismatch,
@@ -247,7 +247,7 @@ CAUSES: Final = (
 )  # fmt: skip
 
 
-def _of_trouble(signs: Signs, trouble: Trouble) -> Finding:
+def _of_trouble(signs: Signs, trouble: Anomaly) -> Finding:
     if trouble.shape is Shape.OSCILLATES:
         symptom = f"the loss oscillates since step {trouble.step}: it swings by {trouble.now:.3g}"
         symptom += f", earlier by {trouble.before:.3g}" if trouble.before < trouble.now else ", from the beginning"
