@@ -15,6 +15,7 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
+from axe import violations
 from lab import LOCAL, LiveView, Tab, wait_for
 from playwright.sync_api import Browser, Page
 from test_notebook import assert_moves, await_steps
@@ -109,11 +110,15 @@ def test_from_the_list_to_a_job_whose_numbers_move(readers: Callable[..., Reader
     for one in (job, other):
         reader.page.get_by_role("button", name=f"compare {one.job_id}").click()
     reader.shot("tab-jobs-dark")
+    assert violations(reader.page) == []
     reader.page.get_by_role("link", name="Compare 2 jobs").click()
     reader.page.get_by_role("cell", name="30", exact=True).wait_for(timeout=20_000)  # what differs: the argument
     reader.shot("tab-compare-dark")
+    assert violations(reader.page) == []
     reader.page.get_by_role("link", name="all jobs").click()
     row.wait_for(timeout=20_000)
+    reader.page.emulate_media(color_scheme="light")
+    assert violations(reader.page) == []
     reader.page.get_by_label("jobs whose name contains").fill("no such job")
     reader.page.get_by_text("No job is like that").wait_for(timeout=5_000)
     reader.page.get_by_label("jobs whose name contains").fill(job.job_id[:-2].upper())

@@ -13,6 +13,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+from axe import violations
 from lab import wait_for
 from playwright.sync_api import Browser
 from test_dashboard_tab import Reader
@@ -20,40 +21,6 @@ from workbench_widgets import tab as tab_module
 from workbench_widgets.tab import Tab
 
 SCENES = Path(__file__).parent / "scenes.py"
-# Text against what lies behind it (WCAG: 4.5), names of controls, captions and scopes of tables; through shadow roots.
-AUDIT = """
-() => {
-  const found = [], all = [];
-  const walk = root => {
-    for (const e of root.querySelectorAll('*')) { all.push(e); if (e.shadowRoot) walk(e.shadowRoot); } };
-  walk(document);
-  const rgb = text => { const m = text.match(/rgba?\\(([^)]+)\\)/); return m ? m[1].split(',').map(Number) : null; };
-  const light = c => { const f = v => (v /= 255) <= .03928 ? v / 12.92 : ((v + .055) / 1.055) ** 2.4;
-    return .2126 * f(c[0]) + .7152 * f(c[1]) + .0722 * f(c[2]); };
-  const behind = e => { for (let n = e; n; n = n.parentNode || n.host) if (n instanceof Element) {
-    const c = rgb(getComputedStyle(n).backgroundColor); if (c && (c.length < 4 || c[3] > .99)) return c; }
-    return [255, 255, 255]; };
-  for (const e of all) {
-    if (!e.checkVisibility || !e.checkVisibility()) continue;
-    const text = [...e.childNodes].filter(n => n.nodeType === 3).map(n => n.data.trim()).join('');
-    if (text && !['STYLE', 'SCRIPT', 'OPTION'].includes(e.nodeName)) {
-      const [a, b] = [light(rgb(getComputedStyle(e).color)), light(behind(e))];
-      const contrast = (Math.max(a, b) + .05) / (Math.min(a, b) + .05);
-      if (contrast < 4.5) found.push(`contrast ${contrast.toFixed(2)}: ${text.slice(0, 40)}`);
-    }
-    if (['BUTTON', 'INPUT', 'SELECT', 'A'].includes(e.nodeName)) {
-      const label = e.labels && e.labels[0] ? e.labels[0].innerText : '';
-      const name = e.getAttribute('aria-label') || e.innerText || e.title || label;
-      if (!name || !name.trim()) found.push('no name: ' + e.outerHTML.slice(0, 100));
-    }
-    if (e.nodeName === 'TABLE' && !e.caption) found.push('no caption: ' + e.innerText.slice(0, 40));
-    if (e.nodeName === 'TH' && !e.scope) found.push('no scope: ' + e.innerText);
-    const isImage = e.getAttribute('role') === 'img';
-    if (isImage && !e.getAttribute('aria-label')) found.push('no text: ' + e.outerHTML.slice(0, 80));
-  }
-  return [...new Set(found)];
-}
-"""
 SHADES = """
 async data => {  // how many different colours a PNG has
   const image = new Image();
@@ -113,7 +80,7 @@ def test_a_scene_is_drawn_and_can_be_read(reader: Reader, tab: Tab, scene: str, 
         wait_for(
             lambda: reader.page.evaluate(COLOURS, "Ranks over time") > 10, "the heatmap has colours", 30, every=0.3
         )
-    assert reader.page.evaluate(AUDIT) == []
+    assert violations(reader.page) == []
     reader.shot(f"panels-{scene}-{theme}")
 
 

@@ -53,7 +53,7 @@ table{{border-collapse:collapse;width:100%;font-variant-numeric:tabular-nums}}
 th,td{{padding:4px 12px 4px 0;text-align:left;font-weight:400;white-space:nowrap;
  border-bottom:1px solid var(--dt-line)}}
 .now{{min-width:21ch}}
-.scroll{{container-type:inline-size}}
+.scroll{{container-type:inline-size}} .scroll+.scroll{{margin-top:8px}}
 @container(max-width:840px){{.need7{{display:none}}}}
 @container(max-width:770px){{.need6{{display:none}}}}
 @container(max-width:700px){{.need4{{display:none}}}}
@@ -124,6 +124,7 @@ h2{{margin:0 0 4px;font-size:{SMALL_SIZE};font-weight:600;color:var(--dt-muted)}
 [inert]{{opacity:.4}}
 .time{{position:sticky;top:0;z-index:5;padding-top:6px;background:var(--dt-page);
  border-bottom:1px solid var(--dt-line)}}
+.bk-Tooltip{{--tooltip-color:var(--dt-raised);--tooltip-text:var(--dt-text);--tooltip-border:var(--dt-muted)}}
 .first{{display:flex;flex-wrap:wrap;gap:4px 24px;justify-content:space-between;align-items:center;margin-bottom:6px}}
 nav{{font-size:{SMALL_SIZE}}} nav a{{color:var(--dt-accent);text-decoration:none}}
 nav a:hover{{text-decoration:underline}} :focus-visible{{outline:2px solid var(--dt-accent);outline-offset:1px}}

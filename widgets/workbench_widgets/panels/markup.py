@@ -30,6 +30,11 @@ def phase_badge(phase: str) -> str:
     return f'<span class="phase tone-{tone}"><span aria-hidden="true">{MARKS.get(phase, "")}</span> {esc(phase)}</span>'
 
 
+def _heading(column: Column, text: str) -> str:
+    """A column without a title has no heading: an empty one would be read out."""
+    return f'<th scope="col"{_kind(column)}>{text}</th>' if text else f"<td{_kind(column)}></td>"
+
+
 def table_html(
     table: Table,
     *,
@@ -44,7 +49,7 @@ def table_html(
     """
     made = cell or (lambda column, index: esc(column.cells[index]))
     titled = head or (lambda place, column: esc(column.title))
-    heads = "".join(f'<th scope="col"{_kind(c)}>{titled(place, c)}</th>' for place, c in enumerate(table.columns))
+    heads = "".join(_heading(column, titled(place, column)) for place, column in enumerate(table.columns))
     rows = []
     for index in range(table.length):
         first, *rest = table.columns
