@@ -19,7 +19,7 @@ from typing import Final, NamedTuple, TypeAlias
 Buffer: TypeAlias = bytearray | memoryview | mmap
 
 MAGIC: Final = b"dtrainbb"
-VERSION: Final = 2
+VERSION: Final = 3
 HEADER_SIZE: Final = 512
 CAPACITY: Final = 4096  # steps kept: 4 s of 1 ms steps against a reader that comes ten times a second
 
@@ -65,8 +65,22 @@ _NOW: Final = struct.Struct("<qqd")  # step, activity, since
 _COLLECTIVE: Final = struct.Struct("<q64s")  # sequence number, name
 _PROGRESS: Final = struct.Struct("<qq")  # done, total
 _PATIENCE: Final = struct.Struct("<qd")  # whether the model is being evaluated, s that the next step may take
-_HEAD_AT, _NOW_AT, _COLLECTIVE_AT, _PROGRESS_AT, _PATIENCE_AT, _END = 16, 24, 48, 120, 136, 152
+_GAUGES: Final = struct.Struct("<dd")  # learning rate, share of communication that is hidden; NaN: not known
+_TRAFFIC: Final = struct.Struct("<24sqq")  # name, calls, bytes
+KINDS: Final = 8  # of calls that are counted, each under its name
+_HEAD_AT, _NOW_AT, _COLLECTIVE_AT, _PROGRESS_AT, _PATIENCE_AT, _GAUGES_AT, _TRAFFIC_AT = 16, 24, 48, 120, 136, 152, 168
+_END: Final = _TRAFFIC_AT + KINDS * _TRAFFIC.size
 SIZE: Final = HEADER_SIZE + CAPACITY * STEP.size
+
+
+class Traffic(NamedTuple):
+    """What one rank has communicated by one kind of call. `bytes`: of the largest buffer of each call (nccl-tests'
+    "size"), not what went over a wire.
+    """
+
+    name: str
+    calls: int
+    bytes: int
 
 
 class Snapshot(NamedTuple):
@@ -81,6 +95,9 @@ class Snapshot(NamedTuple):
     progress: tuple[int, int] | None
     is_evaluating: bool = False
     expected: float = 0.0  # s that the rank has said its next step may take; 0: nothing
+    learning_rate: float | None = None  # of the first parameter group, as last looked at
+    hidden: float | None = None  # share of DDP's communication that backward hides
+    traffic: tuple[Traffic, ...] = ()
 
 
 def shifted(block: bytes, seconds: float) -> bytes:
@@ -95,6 +112,7 @@ def format_box(buffer: Buffer) -> None:
     """Make `buffer` (at least `SIZE` bytes) an empty black box."""
     buffer[:HEADER_SIZE] = bytes(HEADER_SIZE)
     _IDENTITY.pack_into(buffer, 0, MAGIC, VERSION, CAPACITY)
+    _GAUGES.pack_into(buffer, _GAUGES_AT, math.nan, math.nan)
 
 
 class Writer:
@@ -110,6 +128,20 @@ class Writer:
         # Several times a step: one call into C costs a fraction of a Python function.
         self.now: Callable[[int, int, float], None] = partial(_NOW.pack_into, buffer, _NOW_AT)
         self.record = _recorder(buffer)
+        self.learning_rate: Callable[[float], None] = partial(_FIELD.pack_into, buffer, _GAUGES_AT)
+        self.hidden: Callable[[float], None] = partial(_FIELD.pack_into, buffer, _GAUGES_AT + _FIELD.size)
+
+    def counter(self, name: str) -> Callable[[int, int], None]:
+        """`count(calls, bytes)` adds to what was communicated by calls of this name; names without room share one."""
+        raw = name.encode()[:24]
+        for at in range(_TRAFFIC_AT, _END, _TRAFFIC.size):
+            known = bytes(self._buffer[at : at + 24]).rstrip(b"\0")
+            if not known:
+                is_last = at + _TRAFFIC.size == _END
+                self._buffer[at : at + 24] = (b"others" if is_last else raw).ljust(24, b"\0")
+            if not known or known == raw:
+                break
+        return _counter(self._buffer, at + 24)
 
     def collective(self, seq: int, name: str) -> None:
         """Say which collective is being entered; `seq` counts them from 1."""
@@ -163,6 +195,16 @@ def _recorder(buffer: Buffer) -> Callable[..., None]:
     return record
 
 
+def _counter(buffer: Buffer, at: int) -> Callable[[int, int], None]:
+    words, calls_at = memoryview(buffer).cast("q"), at // 8
+
+    def count(calls: int, size: int) -> None:
+        words[calls_at] += calls
+        words[calls_at + 1] += size
+
+    return count
+
+
 def check_box(buffer: Buffer) -> None:
     """Raise `ValueError` unless `buffer` is a black box of this version."""
     magic, version, capacity = _IDENTITY.unpack_from(buffer, 0)
@@ -176,6 +218,7 @@ def read_header(buffer: Buffer) -> Snapshot:
     seq, name = _COLLECTIVE.unpack_from(buffer, _COLLECTIVE_AT)
     done, total = _PROGRESS.unpack_from(buffer, _PROGRESS_AT)
     is_evaluating, expected = _PATIENCE.unpack_from(buffer, _PATIENCE_AT)
+    _, hidden = _GAUGES.unpack_from(buffer, _GAUGES_AT)
     return Snapshot(
         head=_HEAD.unpack_from(buffer, _HEAD_AT)[0],
         step=step,
@@ -186,7 +229,20 @@ def read_header(buffer: Buffer) -> Snapshot:
         progress=(done, total) if total else None,
         is_evaluating=bool(is_evaluating),
         expected=expected,
+        learning_rate=read_learning_rate(buffer),
+        hidden=None if math.isnan(hidden) else hidden,
+        traffic=tuple(
+            Traffic(name.rstrip(b"\0").decode(errors="replace"), calls, size)
+            for name, calls, size in _TRAFFIC.iter_unpack(buffer[_TRAFFIC_AT:_END])
+            if calls
+        ),
     )
+
+
+def read_learning_rate(buffer: Buffer) -> float | None:
+    """Of all that the header holds only this."""
+    rate, _ = _GAUGES.unpack_from(buffer, _GAUGES_AT)
+    return None if math.isnan(rate) else float(rate)
 
 
 def fingerprint(buffer: Buffer) -> bytes:

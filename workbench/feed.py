@@ -95,6 +95,7 @@ class Bucket(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     samples: float
     tokens: float
     loss: float  # NaN: not reported
+    learning_rate: float | None = None  # the last one seen
 
 
 class Total(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
@@ -120,6 +121,7 @@ class Total(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     samples: float
     tokens: float
     loss: float  # mean over the ranks' last; NaN: not reported
+    learning_rate: float | None = None  # the highest of the ranks' last
 
 
 class StepPage(msgspec.Struct, frozen=True, kw_only=True):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from workbench.blackbox import Traffic
+
 
 class _Report(msgspec.Struct, frozen=True, kw_only=True, tag=True, tag_field="report", omit_defaults=True):
     job_id: str
@@ -16,6 +18,7 @@ class StepsTaken(_Report, frozen=True, kw_only=True):
     rank: int
     block: bytes
     dropped: int = 0  # steps that the ring overwrote before they were read
+    learning_rate: float | None = None  # of the optimizer's first parameter group, as last looked at
 
 
 class RankBeat(_Report, frozen=True, kw_only=True):
@@ -44,6 +47,9 @@ class RankBeat(_Report, frozen=True, kw_only=True):
     gap_in: str = ""  # what the rank was doing: an activity, "EVALUATION"; "STARTING": its first step
     is_evaluating: bool = False  # its model was put into evaluation and not out again
     expected: float = 0.0  # s that the program said its next step may take; 0: nothing
+    counted: int = 0  # steps that this process has finished
+    hidden: float | None = None  # share of DDP's communication that backward hides; None: not measured
+    traffic: tuple[Traffic, ...] = ()  # since this process began
     state: str = ""  # the process' letter in /proc where it stands still ("T": stopped, "D": in I/O, "S", "R")
 
 

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from workbench.blackbox import Traffic
 from workbench.events import (
     CheckpointSaved,
     Event,
@@ -70,6 +71,7 @@ def bucket(rank: int, at: float, width: float, *, slow: float = 1.0, step: float
         duration=steps * whole, slowest=whole * 1.1, data=steps * own * 0.12, forward=steps * own * 0.3,
         backward=steps * own * 0.45, comm=steps * comm, optimizer=steps * own * 0.13, checkpoint=0.0,
         samples=steps * 32.0, tokens=0.0, loss=loss,
+        learning_rate=1e-3 * min(1.0, (at + width) / 30) * 0.5 * (1 + math.cos(min(at / 400, 1.0) * math.pi)),
     )  # fmt: skip
 
 
@@ -82,6 +84,8 @@ def beat(
         collective_seq=seq or int(at / STEP) * 3, rss=int(2.1e9 + rank % 8 * 4e7 + at * 1e6),
         cpu=95 + rank % 8 * 2 + random.uniform(-4, 4), gpu=88 + random.uniform(-6, 4), gpu_memory=int(41e9),
         disk_read=abs(random.gauss(12e6, 3e6)), disk_write=abs(random.gauss(2e5, 2e5)), progress=(int(at / STEP), 1600),
+        counted=int(at / STEP), hidden=0.78 - 0.02 * (rank % 8),
+        traffic=(Traffic("all_reduce (DDP)", int(at * 16), int(at * 4.1e8)), Traffic("broadcast", 61, 48_000)),
     )  # fmt: skip
 
 

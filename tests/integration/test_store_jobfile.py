@@ -6,10 +6,12 @@ import math
 import sqlite3
 import stat
 import threading
+import zlib
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from workbench.blackbox import STEP
 from workbench.errors import JobFileError, StoreError
@@ -18,6 +20,7 @@ from workbench.feed import Bucket
 from workbench.spec import JobSpec
 from workbench.store import samples
 from workbench.store.jobfile import JobFile, salvage
+from workbench.store.packing import pack_buckets, unpack_buckets
 from workbench.telemetry import StepsTaken
 
 LAUNCH = LaunchRequested(time=1.0, job_id="a-1", spec=JobSpec(entrypoint="train.py"))
@@ -216,6 +219,18 @@ def test_steps_become_one_bucket_a_rank_and_second(path: Path) -> None:
     assert (bucket.rank, bucket.start, bucket.width, bucket.steps, bucket.last_step) == (0, T0, 1.0, 3, 2)
     assert (bucket.samples, bucket.loss) == (24.0, 0.5)
     assert bucket.duration == pytest.approx(0.75) and bucket.comm == pytest.approx(0.09)
+
+
+def test_the_learning_rate_is_kept_and_older_rows_have_none(path: Path) -> None:
+    with JobFile.create(path, "a-1") as file:
+        file.add_steps(replace(steps(0, T0 + 0.05, 10), learning_rate=0.025))
+        file.flush(T0 + 1.6)
+    with JobFile.open(path) as file:
+        (bucket,), (total,) = file.buckets(), file.totals()
+    assert bucket.learning_rate == total.learning_rate == 0.025
+    old = pack_buckets([bucket])[:4] + zlib.compress(zlib.decompress(pack_buckets([bucket])[4:])[:-8])
+    (read,) = unpack_buckets(old, bucket.start, bucket.width)
+    assert read.learning_rate is None and replace(read, learning_rate=0.025) == replace(bucket, loss=read.loss)
 
 
 def test_a_late_step_is_counted_once_and_no_returned_bucket_changes(path: Path) -> None:

@@ -66,6 +66,11 @@ def test_the_fast_rank_waits_in_communication_for_the_slow_one(pair: list[Rank])
     assert waits[0] - waits[1] > SLEEP / 2, waits
     for record in fast + slow:
         assert sum(record[3:9]) <= record.duration * 1.001 and min(record[3:9]) >= 0
+    for seen in (read_header(each.box) for each in pair):
+        assert seen.learning_rate == 0.01
+        assert seen.hidden is not None and 0 <= seen.hidden <= 1
+        ((calls, size),) = [(calls, size) for name, calls, size in seen.traffic if name == "all_reduce (DDP)"]
+        assert calls > 30 and size == calls * (64 * 64 + 64) * 4, "a bucket a step, of all gradients"
 
 
 def test_gradients_reduced_by_hand_show_as_communication(pair: list[Rank]) -> None:
@@ -84,6 +89,8 @@ def test_gradients_reduced_by_hand_show_as_communication(pair: list[Rank]) -> No
     fast, slow = (steps(each)[1:] for each in pair)
     assert all(record.comm >= 0.8 * SLEEP for record in fast)
     assert share(slow, "comm") < 0.5
+    seen = read_header(pair[0].box)
+    assert ("all_reduce", 20, 10 * (4 + 1) * 4) in seen.traffic and seen.hidden is None
     assert read_header(pair[0].box).collective_seq == read_header(pair[1].box).collective_seq >= 21
 
 

@@ -210,3 +210,30 @@ def test_words_are_aligned_so_that_no_store_is_torn() -> None:
     assert blackbox._NOW_AT + blackbox._NOW.size <= blackbox._COLLECTIVE_AT
     assert blackbox._COLLECTIVE_AT + blackbox._COLLECTIVE.size <= blackbox._PROGRESS_AT
     assert blackbox._PROGRESS_AT + blackbox._PROGRESS.size <= HEADER_SIZE
+
+
+# --- gauges and counters ---
+
+
+def test_gauges_are_not_known_until_they_are_written() -> None:
+    box = bytearray(SIZE)
+    blackbox.format_box(box)
+    seen = blackbox.read_header(box)
+    assert (seen.learning_rate, seen.hidden, seen.traffic) == (None, None, ())
+    writer = Writer(box)
+    writer.learning_rate(0.0)
+    writer.hidden(0.75)
+    seen = blackbox.read_header(box)
+    assert (seen.learning_rate, seen.hidden) == (0.0, 0.75) and blackbox.read_learning_rate(box) == 0.0
+
+
+def test_calls_are_counted_by_name_and_what_has_no_room_together() -> None:
+    box = bytearray(SIZE)
+    blackbox.format_box(box)
+    writer, before = Writer(box), blackbox.fingerprint(box)
+    for number in range(blackbox.KINDS + 3):
+        writer.counter(f"call{number}")(1, 10)
+    writer.counter("call1")(2, 5)
+    seen = {name: (calls, size) for name, calls, size in blackbox.read_header(box).traffic}
+    assert len(seen) == blackbox.KINDS and seen["call1"] == (3, 15) and seen["others"] == (4, 40)
+    assert blackbox.fingerprint(box) != before and blackbox.HEADER_SIZE >= blackbox._END

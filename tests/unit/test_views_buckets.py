@@ -46,6 +46,18 @@ def test_the_last_loss_that_was_reported_is_kept() -> None:
     assert found[1.0][0].loss == 0.5 and math.isnan(found[2.0][0].loss)
 
 
+def test_the_last_learning_rate_that_was_seen_is_kept() -> None:
+    found: OpenBuckets = {}
+    for rank, rate in ((0, 0.1), (0, None), (0, 0.05), (1, 0.2), (1, None)):
+        fold_steps(found, rank, block(1.0 + rank), learning_rate=rate)
+    fold_steps(found, 0, block(5.0))
+    assert [found[1.0][0].learning_rate, found[2.0][1].learning_rate] == [0.05, 0.2]
+    ranks = [bucket for row in found.values() for bucket in row.values()]
+    assert [total.learning_rate for total in across_ranks(ranks)][:2] == [0.05, 0.2]
+    assert merge(ranks, 60.0)[0].learning_rate == 0.05 and found[5.0][0].learning_rate is None
+    assert merge_totals(across_ranks(ranks), 60.0)[0].learning_rate == 0.2
+
+
 @pytest.mark.parametrize(("rubbish", "error"), [(b"short", struct.error), (block(math.nan), ValueError)])
 def test_rubbish_raises(rubbish: bytes, error: type[Exception]) -> None:
     with pytest.raises(error):

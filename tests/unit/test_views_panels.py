@@ -11,11 +11,13 @@ import pytest
 from msgspec.structs import replace
 from test_views_job import NOW, beat, bucket, history, state, update, view_of
 
+from workbench.blackbox import Traffic
 from workbench.events import LaunchRequested, NonFiniteFound, PhaseChanged, RankExited, RankStarted, StragglerDetected
 from workbench.feed import Bucket
 from workbench.spec import JobSpec
 from workbench.state import Checkpoint, Failure, FailureKind, JobPhase
-from workbench.views.communication import entered, odd_ones
+from workbench.views.communication import entered, hidden, odd_ones, sent
+from workbench.views.efficiency import Efficiency, efficiency, efficiency_text
 from workbench.views.findings import Finding, Severity, findings
 from workbench.views.happenings import MOST, HappeningList
 from workbench.views.heat import COLUMNS, ROWS, HeatBuilder, HeatView
@@ -23,6 +25,7 @@ from workbench.views.panels import PanelBuilder, PanelView
 from workbench.views.ranking import host_of, pattern, ranking
 from workbench.views.resources import POINTS, ResourceBuilder
 from workbench.views.smoothing import smooth
+from workbench.views.table import notes
 
 
 def values(heat: HeatView, column: int, metric: int = 0) -> list[float]:
@@ -243,7 +246,14 @@ def test_not_a_number_is_told_once() -> None:
     nan = [NonFiniteFound(time=NOW, restart_count=0, rank=1, step=k, what="loss") for k in (5, 6)]
     begun = LaunchRequested(time=990.0, job_id="digits-12ab", spec=JobSpec(entrypoint="t.py"))
     told = [one for one in found(events=(begun, *update().events, *nan)) if "not finite" in one.symptom]
-    assert len(told) == 1 and "2 times" in told[0].evidence
+    assert [(one.symptom, one.ranks) for one in told] == [("loss of rank 1 is not finite since step 5", (1,))]
+    view = view_of(update(events=(begun, *update().events, *nan)))
+    assert sum("not finite" in line for line in notes(view)) == 1
+    cause = Failure(kind=FailureKind.DIVERGED, rank=1, reason="rank 1: loss is not finite at step 5", time=NOW)
+    ended = state(phase=JobPhase.FAILED, failure=cause, reason=cause.reason, ended_at=NOW)
+    told = [one for one in found(state=ended, events=(begun, *nan)) if "not finite" in one.symptom]
+    assert [one.symptom for one in told] == [cause.reason]
+    assert sum("not finite" in line for line in notes(view_of(update(state=ended, events=(begun, *nan))))) == 1
 
 
 # --- all of them ---
@@ -258,3 +268,32 @@ def test_the_panels_are_folded_once_and_a_new_generation_forgets_what_was_best()
     assert builder.view().heat is first.heat
     builder.add(update(state=state(restart_count=1), buckets=(), beats=()))
     assert builder.view().best == {}
+
+
+# --- how well ranks scale, what they send ---
+
+
+def test_efficiency_is_load_balance_times_communication() -> None:
+    rows = view_of(update(buckets=(*history(1), *(replace(b, rank=1, comm=0.1) for b in history(1))))).rows
+    made = efficiency(rows)  # own work 60 and 90 ms of steps of 100 ms
+    assert made == pytest.approx(Efficiency(0.75, 0.75 / 0.9, 0.9))
+    assert made is not None and made.parallel == pytest.approx(made.balance * made.communication)
+    assert efficiency_text(made) == "scaling efficiency 75 % = load balance 83 % × communication 90 %"
+    assert efficiency(rows[:1]) is None and efficiency_text(None) == ""
+    assert efficiency(view_of(update(buckets=history(comm=0.0))).rows) is None, "communication was not seen"
+
+
+def test_what_is_sent_adds_up_over_ranks_and_is_told_by_step() -> None:
+    ddp = Traffic("all_reduce (DDP)", 1200, 6_000_000)
+    beats = (
+        beat(0, counted=600, hidden=0.5, traffic=(ddp, Traffic("broadcast", 6, 1200))),
+        beat(1, counted=600, hidden=0.25, traffic=(ddp,)),
+    )
+    rows = view_of(update(beats=beats)).rows
+    assert [(one.name, one.calls_per_step, one.bytes_per_step, one.bytes) for one in sent(rows)] == [
+        ("all_reduce (DDP)", 2.0, 10_000.0, 12_000_000),
+        ("broadcast", 0.005, 1.0, 1200),
+    ]
+    assert hidden(rows) == {0: 0.5, 1: 0.25} and sent(view_of(update()).rows) == () == tuple(
+        hidden(view_of(update()).rows)
+    )

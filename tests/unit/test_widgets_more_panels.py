@@ -21,6 +21,7 @@ from workbench_widgets.panels.resources import Resources, now_html
 from workbench_widgets.panels.stragglers import stragglers_html
 from workbench_widgets.source import Choice
 
+from workbench.blackbox import Traffic
 from workbench.feed import Update
 from workbench.state import JobPhase
 from workbench.views.acts import Act
@@ -136,6 +137,16 @@ def test_the_loss_is_smoothed_and_by_rank_when_asked_for() -> None:
     assert len(read.of("tr")) == 11 and "smoothed" in read.text
 
 
+def test_the_learning_rate_stands_below_the_loss() -> None:
+    panel = Loss("light", TimeAxis("light"))
+    panel.update(falling())
+    assert not panel.rates.visible and panel._rate_head.markup == ""
+    panel.update(view_of(update(buckets=tuple(replace(b, learning_rate=1e-3 / (b.start - 1049)) for b in history()))))
+    assert panel.rates.visible and panel._rate.data_source.data["y"][:2] == pytest.approx([1e-3, 5e-4])
+    assert "0.0001 now, 0.001 at most" in panel._rate_head.markup
+    assert "learning rate" in Reader(panel._table.markup).text and "0.0001" in panel._table.markup
+
+
 def test_a_loss_that_is_not_a_number_breaks_the_line() -> None:
     panel = Loss("light", TimeAxis("light"))
     panel.update(view_of(update(buckets=tuple(replace(b, loss=math.inf) for b in history()))))
@@ -154,7 +165,18 @@ def test_communication_marks_who_is_behind() -> None:
     assert "Rank 1 has not entered all_reduce #7" in read.text and "1 collective" in read.text
     assert sum("marked" in (row.get("class") or "") for row in read.of("tr")) == 1
     assert "40 % of a step is communication" in read.text
+    assert "Overlap with backward: not measured" in read.text
     assert "Once ranks call torch.distributed" in communication_html(view_of(update(buckets=())))
+
+
+def test_communication_tells_what_is_sent_and_hidden() -> None:
+    beats = tuple(
+        beat(k, counted=600, hidden=0.8 - 0.2 * k, traffic=(Traffic("all_reduce (DDP)", 1200, 6_000_000),))
+        for k in range(2)
+    )
+    read = Reader(communication_html(view_of(update(beats=beats))))
+    assert "70 % of DDP's communication is hidden behind backward; least 60 % (rank 1)" in read.text
+    assert "all_reduce (DDP)" in read.text and "10 kB" in read.text and "12 MB" in read.text
 
 
 def test_stragglers_are_compared_and_chosen() -> None:

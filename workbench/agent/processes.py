@@ -332,8 +332,9 @@ class RankProcess:
         block, self._cursor, dropped = blackbox.read_steps(self.box, self._cursor)
         if block:
             steps = StepsTaken(
-                job_id=self.job_id, restart_count=self.restart_count, rank=self.rank, block=block, dropped=dropped
-            )
+                job_id=self.job_id, restart_count=self.restart_count, rank=self.rank, block=block, dropped=dropped,
+                learning_rate=blackbox.read_learning_rate(self.box),
+            )  # fmt: skip
             self.emit(steps)
 
     # --- signals ---

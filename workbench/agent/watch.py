@@ -124,6 +124,9 @@ class Watch:
                 gap_in=pulse.gap_in,
                 is_evaluating=snapshot.is_evaluating,
                 expected=snapshot.expected,
+                counted=snapshot.head,
+                hidden=snapshot.hidden,
+                traffic=snapshot.traffic,
                 state=process_state(process.pid) if pulse.age > NOTICED else "",
             )
         )

@@ -5,6 +5,7 @@ Counts, samples, tokens and losses are exact; durations are kept to 7 digits.
 
 from __future__ import annotations
 
+import math
 import sys
 import zlib
 from array import array
@@ -32,22 +33,27 @@ _COLUMNS: Final = (
     ("comm", "f"),
     ("optimizer", "f"),
     ("checkpoint", "f"),
+    ("learning_rate", "d"),
 )
+_FIRST: Final = 14  # columns of records that knew no learning rate
 _Blocks = list[tuple[int, bytes]]
 _blocks = msgspec.msgpack.Decoder(_Blocks)
 
 
 def pack_buckets(buckets: Sequence[Bucket]) -> bytes:
     """Buckets of one start and width, which are not kept."""
-    columns = [_column(code, [getattr(bucket, name) for bucket in buckets]) for name, code in _COLUMNS]
+    columns = [_column(code, [_number(bucket, name) for bucket in buckets]) for name, code in _COLUMNS]
     return len(buckets).to_bytes(4, "little") + zlib.compress(b"".join(columns), LEVEL)
 
 
 def unpack_buckets(data: bytes, start: float, width: float, ranks: Collection[int] | None = None) -> list[Bucket]:
     """The inverse; of these ranks only, when `ranks` is given. Raises `ValueError` or `zlib.error` on other bytes."""
     count, body, offset = int.from_bytes(data[:4], "little"), zlib.decompress(data[4:]), 0
-    columns = []
+    columns: list[array[Any]] = []
     for _, code in _COLUMNS:
+        if offset == len(body) and len(columns) >= _FIRST:
+            columns.append(array(code, [math.nan]) * count)
+            continue
         column = array(code)
         size = count * column.itemsize
         column.frombytes(body[offset : offset + size])
@@ -60,7 +66,8 @@ def unpack_buckets(data: bytes, start: float, width: float, ranks: Collection[in
 
 
 def _bucket(start: float, width: float, row: tuple[float, ...]) -> Bucket:
-    rank, steps, last_step, samples, tokens, loss, duration, slowest, data, forward, backward, comm, optim, save = row
+    rank, steps, last_step, samples, tokens, loss, duration, slowest, *phases, rate = row
+    data, forward, backward, comm, optimizer, checkpoint = phases
     return Bucket(
         rank=int(rank),
         start=start,
@@ -73,12 +80,18 @@ def _bucket(start: float, width: float, row: tuple[float, ...]) -> Bucket:
         forward=forward,
         backward=backward,
         comm=comm,
-        optimizer=optim,
-        checkpoint=save,
+        optimizer=optimizer,
+        checkpoint=checkpoint,
         samples=samples,
         tokens=tokens,
         loss=loss,
+        learning_rate=None if math.isnan(rate) else rate,
     )
+
+
+def _number(bucket: Bucket, name: str) -> float:
+    value = getattr(bucket, name)
+    return math.nan if value is None else value
 
 
 def _column(code: str, values: list[float]) -> bytes:

@@ -59,6 +59,7 @@ class SampleStore:
     def __init__(self, connection: sqlite3.Connection, *, raw_bytes: int = RAW_BYTES) -> None:
         self._connection, self._raw_bytes = connection, raw_bytes
         self._buffer: dict[int, list[bytes]] = {}
+        self._rates: dict[int, float | None] = {}  # the newest learning rate of each rank
         self._held = 0
         self._tiers: dict[float, OpenBuckets] = {width: {} for width in TIERS}
         self._closed = -math.inf  # buckets that start before this time are closed
@@ -76,6 +77,7 @@ class SampleStore:
             return
         self._held += size
         self._buffer.setdefault(report.rank, []).append(report.block)
+        self._rates[report.rank] = report.learning_rate
 
     def flush(self, now: float, *, final: bool = False) -> None:
         """Fold what has come and write the buckets that have ended; all of them when `final`."""
@@ -100,7 +102,9 @@ class SampleStore:
     def _fold(self, rank: int, block: bytes, now: float) -> bool:
         latest = max(float(math.floor(now)), self._closed) if math.isfinite(now) else math.inf
         try:
-            fold_steps(self._tiers[TIERS[0]], rank, block, earliest=self._closed, latest=latest)
+            rate = self._rates.get(rank)
+            tier = self._tiers[TIERS[0]]
+            fold_steps(tier, rank, block, earliest=self._closed, latest=latest, learning_rate=rate)
         except (struct.error, ValueError, OverflowError):
             self.dropped += len(block) // STEP.size
             return False

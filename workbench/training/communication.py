@@ -43,26 +43,30 @@ def _timed(observer: Observer, name: str, plain: Function) -> Function:
     at = _position(plain, "group")
     numbered = name in COLLECTIVES
     group_of = torch.distributed.group
-    texts: dict[tuple[int, torch.dtype], str] = {}  # what was said before of one tensor: a step says little that is new
+    # What was said before of one tensor, and its bytes: a step says little that is new.
+    known: dict[tuple[int, torch.dtype], tuple[str, int]] = {}
 
-    def text_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    def told(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[str, int]:
         first = args[0] if args else None
         if not isinstance(first, torch.Tensor):
-            return describe(name, args, kwargs)
+            return describe(name, args, kwargs), volume(args, kwargs)
         key = (first.numel(), first.dtype)
-        text = texts.get(key)
-        if text is None:
-            if len(texts) > MOST:
-                texts.clear()
-            text = texts[key] = describe(name, args, kwargs)
-        return text
+        found = known.get(key)
+        if found is None:
+            if len(known) > MOST:
+                known.clear()
+            found = known[key] = describe(name, args, kwargs), volume(args, kwargs)
+        return found
 
     def call(*args: Any, **kwargs: Any) -> Any:
         if tracing() or observer.thread != get_ident() or observer.activity == COMM:
             return plain(*args, **kwargs)
         group = kwargs.get("group") if len(args) <= at else args[at]
         is_default = group is None or group is group_of.WORLD
-        frame = observer.begin_collective(text_of(args, kwargs), numbered and is_default)
+        text, size = told(args, kwargs)
+        frame = observer.begin_collective(text, numbered and is_default)
+        if size:
+            observer.count(name, 1, size)
         try:
             return plain(*args, **kwargs)
         finally:
@@ -90,6 +94,16 @@ def _position(function: Function, parameter: str) -> int:
         return list(inspect.signature(function).parameters).index(parameter)
     except ValueError:
         return 99
+
+
+def volume(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+    """Bytes of the largest buffer handed in, a list of tensors being one; 0 where there is none."""
+    sizes = [0]
+    for value in (*args, *kwargs.values()):
+        several = [value] if isinstance(value, torch.Tensor) else value if isinstance(value, list) else ()
+        tensors = [getattr(one, "tensor", one) for one in several]
+        sizes.append(sum(one.numel() * one.element_size() for one in tensors if isinstance(one, torch.Tensor)))
+    return max(sizes)
 
 
 def describe(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:

@@ -38,7 +38,7 @@ import weakref
 from collections.abc import Callable, Iterator, Set
 from contextlib import contextmanager
 from time import monotonic
-from typing import ClassVar, Final, TypeAlias
+from typing import Any, ClassVar, Final, TypeAlias
 
 from workbench.blackbox import NO_LOSS, Activity, Writer
 from workbench.training.batches import BatchSizes
@@ -101,6 +101,7 @@ class Observer:
         self.exposed = 0.0  # share of the backward in which DDP waits for its buckets
         self.collectives = 0
         self.collective = ""  # the last one called
+        self._counters: dict[str, Callable[[int, int], None]] = {}
         self.patches = Patches()
         # Forward, backward, waiting in it, optimizer of the last step watched whole, in what data and comm leave.
         self._shares = (0.0, 0.0, 0.0, 0.0)
@@ -145,6 +146,16 @@ class Observer:
         self.gap = math.inf
         self.after_data = self.base
         return self.enter(FORWARD)
+
+    def count(self, name: str, calls: int, size: int) -> None:
+        """Add to what was communicated by calls of this name; `size` in bytes."""
+        try:
+            counter = self._counters.get(name)
+            if counter is None:
+                counter = self._counters[name] = self.box.counter(name)
+            counter(calls, size)
+        except Exception as error:
+            self.fail(error)
 
     def begin_collective(self, name: str, numbered: bool) -> Frame | None:
         try:
@@ -227,6 +238,7 @@ class Observer:
             comm += waited
             if left > 0.0:
                 self._shares = forward / left, backward / left, waited / left, optimizer / left
+            self._look_at_rate()
         elif left > 0.0:
             forward, backward, waited, optimizer = (share * left for share in self._shares)
             comm += waited
@@ -241,6 +253,13 @@ class Observer:
         self.began = self.gap = now
         self.gap_sum = self.sum
         self.activity = self.base
+
+    def _look_at_rate(self) -> None:
+        """Of steps watched whole only. A tensor on a device is left alone: to read it would wait for the device."""
+        groups = getattr(self.owner(), "param_groups", None)
+        rate: Any = groups[0].get("lr") if groups else None
+        if rate is not None and getattr(rate, "is_cpu", True):
+            self.box.learning_rate(float(rate))
 
     def go_on_from(self, step: int) -> None:
         """So many steps are behind the state that the program has been given back."""

@@ -29,12 +29,13 @@ def fold_steps(
     *,
     earliest: float = -math.inf,
     latest: float = math.inf,
+    learning_rate: float | None = None,
 ) -> None:
     """Add a block of records, oldest first, to `buckets`, each to the bucket in which it ended.
 
     Steps that ended outside `[earliest, latest]` (both starts of buckets: a late report, another host's clock) count
-    in the nearest bucket inside, so that no step is lost. Raises `ValueError`, `OverflowError` or `struct.error` on
-    what are no step records.
+    in the nearest bucket inside, so that no step is lost. `learning_rate` is what was seen when they came. Raises
+    `ValueError`, `OverflowError` or `struct.error` on what are no step records.
     """
 
     def start_of(record: tuple[float, ...]) -> float:
@@ -44,13 +45,15 @@ def fold_steps(
     if not records:
         return
     if start_of(records[0]) == start_of(records[-1]):
-        _put(buckets, start_of(records[0]), _bucket(rank, start_of(records[0]), width, records))
+        _put(buckets, start_of(records[0]), _bucket(rank, start_of(records[0]), width, records, learning_rate))
         return
     for start, group in groupby(records, key=start_of):
-        _put(buckets, start, _bucket(rank, start, width, list(group)))
+        _put(buckets, start, _bucket(rank, start, width, list(group), learning_rate))
 
 
-def _bucket(rank: int, start: float, width: float, records: Sequence[tuple[float, ...]]) -> Bucket:
+def _bucket(
+    rank: int, start: float, width: float, records: Sequence[tuple[float, ...]], learning_rate: float | None
+) -> Bucket:
     columns = tuple(zip(*records, strict=True))
     return Bucket(
         rank=rank,
@@ -69,6 +72,7 @@ def _bucket(rank: int, start: float, width: float, records: Sequence[tuple[float
         samples=sum(columns[9]),
         tokens=sum(columns[10]),
         loss=next((loss for loss in reversed(columns[11]) if not math.isnan(loss)), math.nan),
+        learning_rate=learning_rate,
     )
 
 
@@ -98,6 +102,7 @@ def join(older: Bucket, newer: Bucket) -> Bucket:
         samples=older.samples + newer.samples,
         tokens=older.tokens + newer.tokens,
         loss=older.loss if math.isnan(newer.loss) else newer.loss,
+        learning_rate=older.learning_rate if newer.learning_rate is None else newer.learning_rate,
     )
 
 
@@ -128,6 +133,7 @@ def total_of(ranks: Collection[Bucket], start: float, width: float) -> Total:
     """One bucket of each rank as the total of `[start, start + width)`."""
     means = [bucket.duration / bucket.steps for bucket in ranks if bucket.steps]
     losses = [bucket.loss for bucket in ranks if not math.isnan(bucket.loss)]
+    rates = [bucket.learning_rate for bucket in ranks if bucket.learning_rate is not None]
     return Total(
         start=start,
         width=width,
@@ -146,6 +152,7 @@ def total_of(ranks: Collection[Bucket], start: float, width: float) -> Total:
         samples=sum(bucket.samples for bucket in ranks),
         tokens=sum(bucket.tokens for bucket in ranks),
         loss=sum(losses) / len(losses) if losses else math.nan,
+        learning_rate=max(rates, default=None),
     )
 
 
@@ -177,6 +184,7 @@ def _join_totals(group: Sequence[Total]) -> Total:
         samples=sum(t.samples for t in group),
         tokens=sum(t.tokens for t in group),
         loss=next((t.loss for t in reversed(group) if not math.isnan(t.loss)), math.nan),
+        learning_rate=next((t.learning_rate for t in reversed(group) if t.learning_rate is not None), None),
     )
 
 

@@ -1,4 +1,6 @@
-"""Which collective each rank entered last: ranks in the same one are one line, and who is behind is pointed out."""
+"""What ranks communicate: which collective each entered last (ranks in the same one are one line, and who is behind is
+pointed out), how much by each kind of call, and how much of it the backward hides.
+"""
 
 from __future__ import annotations
 
@@ -22,6 +24,32 @@ class Entered(NamedTuple):
     inside: int
     since: float
     behind: int
+
+
+class Sent(NamedTuple):
+    """Calls of one kind: those of the mean rank in a step, and of all ranks since they began. Bytes as in `Traffic`."""
+
+    name: str
+    calls_per_step: float
+    bytes_per_step: float
+    bytes: int
+
+
+def sent(rows: Sequence[RankRow]) -> tuple[Sent, ...]:
+    """What was counted, the most bytes first."""
+    steps = sum(row.counted for row in rows if row.traffic)
+    totals: dict[str, tuple[int, int]] = {}
+    for row in rows:
+        for one in row.traffic:
+            calls, size = totals.get(one.name, (0, 0))
+            totals[one.name] = calls + one.calls, size + one.bytes
+    made = [Sent(name, calls / max(steps, 1), size / max(steps, 1), size) for name, (calls, size) in totals.items()]
+    return tuple(sorted(made, key=lambda one: (-one.bytes, one.name)))
+
+
+def hidden(rows: Sequence[RankRow]) -> dict[int, float]:
+    """By rank, the share of DDP's communication in which its backward still computes, where that was measured."""
+    return {row.rank: row.hidden for row in rows if row.hidden is not None}
 
 
 def entered(rows: Sequence[RankRow]) -> tuple[Entered, ...]:

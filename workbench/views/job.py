@@ -18,6 +18,7 @@ from typing import Final
 
 import msgspec
 
+from workbench.blackbox import Traffic
 from workbench.events import Event, GradientMismatched, NonFiniteFound, SlotsGranted
 from workbench.feed import Bucket, Total, Update
 from workbench.findings import Finding
@@ -69,6 +70,9 @@ class RankRow(msgspec.Struct, frozen=True, kw_only=True):
     gpu: float | None = None
     gpu_memory: int | None = None
     loss: float | None = None
+    hidden: float | None = None  # share of DDP's communication in which backward still computes; None: not measured
+    traffic: tuple[Traffic, ...] = ()  # of this process since it began, in which it has finished `counted` steps
+    counted: int = 0
     is_slowest: bool = False
     log_path: str = ""
 
@@ -100,6 +104,7 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     tokens_per_s: float = 0.0
     step_time: float | None = None
     loss: float | None = None
+    learning_rate: float | None = None  # of the optimizer's first parameter group; None: not known
     slowest: str = ""  # why a rank is marked, in words
     trouble: tuple[str, ...] = ()  # what is wrong though it goes on, in sentences
     rows: tuple[RankRow, ...] = ()
@@ -215,6 +220,7 @@ class ViewBuilder:
             tokens_per_s=tokens,
             step_time=step_time,
             loss=_mean([row.loss for row in rows if row.loss is not None]) or known(self._whole.loss),
+            learning_rate=self._whole.learning_rate,
             slowest=why,
             trouble=(*self._trouble.sentences, *self._problems),
             rows=rows,
@@ -279,6 +285,9 @@ class ViewBuilder:
             gpu=shown.gpu if shown else None,
             gpu_memory=shown.gpu_memory if shown else None,
             loss=known(window.loss) if window else None,
+            hidden=beat.hidden if beat else None,
+            traffic=beat.traffic if beat else (),
+            counted=beat.counted if beat else 0,
             is_slowest=is_slowest,
             log_path=rank.log_path,
         )

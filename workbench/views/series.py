@@ -25,6 +25,7 @@ class SeriesPoint(msgspec.Struct, frozen=True, kw_only=True):
     step_time: float
     slowest: float
     loss: float | None
+    learning_rate: float | None = None
 
 
 class RankPoint(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,6 +69,7 @@ def point_of(total: Total, ranks: int) -> SeriesPoint:
         step_time=total.duration / total.steps if total.steps else 0.0,
         slowest=total.slowest,
         loss=known(total.loss),
+        learning_rate=total.learning_rate,
     )
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Final, NamedTuple
 
 from workbench.feed import JobSummary, PoolStatus
-from workbench.state import Checkpoint, JobPhase
+from workbench.state import Checkpoint, FailureKind, JobPhase
 from workbench.views.advice import advise
 from workbench.views.job import JobView, RankRow
 from workbench.views.wording import (
@@ -271,6 +271,8 @@ def progress_line(view: JobView) -> str:
         parts.append(f"{seconds(view.step_time)} a step")
     if view.loss is not None:
         parts.append(f"loss {number(view.loss)}")
+    if view.learning_rate is not None:
+        parts.append(f"learning rate {number(view.learning_rate)}")
     return " · ".join(parts)
 
 
@@ -310,6 +312,8 @@ def hints(view: JobView) -> list[str]:
     is_well = view.phase in (JobPhase.HEALTHY, JobPhase.SUCCEEDED)
     advice = advise(view.failure) if view.failure is not None and not is_well else None
     told = advice.remedy() if advice else []
+    if not is_well and view.failure is not None and view.failure.kind is FailureKind.DIVERGED:
+        return told  # the reason tells of the loss already
     return [*told, *(line for finding in view.findings for line in finding.lines())]
 
 

@@ -1,14 +1,14 @@
-"""How much of a step goes into communication, and which collective each rank entered last."""
+"""How much of a step is communication, how much of that backward hides, what is sent, who entered which collective."""
 
 from __future__ import annotations
 
 import statistics
 from typing import Final
 
-from workbench.views.communication import Entered, entered, odd_ones
+from workbench.views.communication import Entered, Sent, entered, hidden, odd_ones, sent
 from workbench.views.job import JobView
 from workbench.views.table import Column, Table
-from workbench.views.wording import NOTHING, count, percent, plural, ranks_text, span
+from workbench.views.wording import NOTHING, count, number, percent, plural, ranks_text, size, span
 from workbench_widgets.live import Live
 from workbench_widgets.panels.markup import esc, table_html
 from workbench_widgets.style import PANEL
@@ -30,11 +30,33 @@ class Communication:
 def communication_html(view: JobView) -> str:
     found = entered(view.rows)
     shares = {row.rank: row.shares["comm"] for row in view.rows if "comm" in row.shares}
-    if not found and not any(shares.values()):
+    counted = sent(view.rows)
+    if not found and not counted and not any(shares.values()):
         return EMPTY
     said = odd_ones(found)
     warning = f'<p class="notice" role="status">{esc(said)}</p>' if said else ""
-    return f"{_share_html(shares)}{warning}{_last_html(found) if found else ''}"
+    overlap = f"<p>{esc(overlap_text(hidden(view.rows)))}</p>"
+    parts = (_sent_html(counted) if counted else "", _last_html(found) if found else "")
+    return f"{_share_html(shares)}{overlap}{warning}{''.join(parts)}"
+
+
+def overlap_text(shares: dict[int, float]) -> str:
+    if not shares:
+        return "Overlap with backward: not measured; DistributedDataParallel alone times it, after some steps."
+    mean = statistics.fmean(shares.values())
+    least = min(shares, key=lambda rank: shares[rank])
+    rest = f"; least {percent(shares[least])} (rank {least})" if percent(shares[least]) != percent(mean) else ""
+    return f"Overlap: {percent(mean)} of DDP's communication is hidden behind backward{rest}"
+
+
+def _sent_html(found: tuple[Sent, ...]) -> str:
+    columns = (
+        Column("call", False, 0, tuple(one.name for one in found)),
+        Column("a step", True, 0, tuple(number(one.calls_per_step, 3) for one in found)),
+        Column("bytes a step", True, 0, tuple(size(one.bytes_per_step) for one in found)),
+        Column("all ranks, in all", True, 0, tuple(size(one.bytes) for one in found)),
+    )
+    return _scrolled("Communication of a rank, by kind of call", Table("What a rank communicates", columns))
 
 
 def _share_html(shares: dict[int, float]) -> str:
@@ -61,10 +83,13 @@ def _last_html(found: tuple[Entered, ...]) -> str:
         Column("behind", True, 0, tuple(plural(one.behind, "collective") if one.behind else "" for one in shown)),
     )
     marked = frozenset(k for k, one in enumerate(shown) if one.behind and any(other.inside for other in shown))
-    table = table_html(Table("Last collective by rank", columns, marked))
+    table = _scrolled("last collective by rank", Table("Last collective by rank", columns, marked))
     more = f'<p class="muted small">and {plural(len(found) - MOST, "more line")}</p>' if len(found) > MOST else ""
-    label = "last collective by rank"
-    return f'<div class="scroll" tabindex="0" role="group" aria-label="{label}">{table}</div>{more}'
+    return f"{table}{more}"
+
+
+def _scrolled(label: str, table: Table) -> str:
+    return f'<div class="scroll" tabindex="0" role="group" aria-label="{label}">{table_html(table)}</div>'
 
 
 def _inside(one: Entered) -> str:

@@ -1,13 +1,16 @@
-"""The loss over time: the mean of the ranks as it was said, and smoothed; by rank when the reader asks for it."""
+"""The loss over time: the mean of the ranks as it was said, and smoothed; by rank when the reader asks for it.
+
+Below it, on the same axis, the learning rate.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import panel as pn
-from bokeh.models import ColumnDataSource, DataRange1d
+from bokeh.models import BasicTickFormatter, ColumnDataSource, DataRange1d
 
 from workbench.views.job import JobView
 from workbench.views.series import RankPoint, SeriesPoint
@@ -23,6 +26,7 @@ from workbench_widgets.theme import CHART_HEIGHT, colour, rank_colour, rank_dash
 
 SMOOTHINGS: Final = {"0": "not smoothed", "0.8": "smoothed", "0.95": "smoothed much"}
 IN_TABLE: Final = 20
+RATE_HEIGHT: Final = 92  # px
 EMPTY: Final = (
     '<div class="charthead"><h2>Loss</h2></div><p class="muted">A script that says '
     "<code>run.report(loss=loss)</code> shows its loss here.</p>"
@@ -46,10 +50,11 @@ class Loss:
             line_color="colour", line_dash="dash", line_alpha="alpha",
         )  # fmt: skip
         self._lines["as said"].glyph.update(line_alpha=0.35, line_width=1)
+        self.rates = self._chart_of_rates(axis, theme)
         self._head = Live(stylesheets=[PANEL], markup=EMPTY, on_action=self._chosen)
         self._table = Live(stylesheets=[PANEL], markup="")
-        chart = chart_pane(self.figure, CHART_HEIGHT)
-        self.root = pn.Column(self._head, chart, self._table, name="loss", sizing_mode="stretch_width")
+        charts = chart_pane(self.figure, CHART_HEIGHT), self._rate_head, chart_pane(self.rates, RATE_HEIGHT)
+        self.root = pn.Column(self._head, *charts, self._table, name="loss", sizing_mode="stretch_width")
 
     def update(self, view: JobView) -> None:
         newest = (len(view.series), view.series[-1] if view.series else None)
@@ -62,7 +67,7 @@ class Loss:
         self._draw()
 
     def paint(self, theme: str) -> None:
-        for line in self._lines.values():
+        for line in (*self._lines.values(), self._rate):
             line.glyph.line_color = colour("accent", theme)
         self._theme = theme
         self._draw()
@@ -70,6 +75,19 @@ class Loss:
     def _line(self, name: str, theme: str) -> Any:
         source = ColumnDataSource(data={"x": [], "y": [], "step": []})
         return self.figure.line("x", "y", source=source, name=name, line_width=2, line_color=colour("accent", theme))
+
+    def _chart_of_rates(self, axis: TimeAxis, theme: str) -> Any:
+        tips = [("learning rate", "@y{%.4g}"), ("step", "@step{0,0}"), ("after", "@x{00:00:00}")]
+        made = axis.chart(
+            "learning rate over time", height=RATE_HEIGHT, tips=tips, y_range=DataRange1d(),
+            formatters={"@y": "printf"},
+        )  # fmt: skip
+        made.yaxis.formatter = BasicTickFormatter(precision=2)
+        made.yaxis.ticker.desired_num_ticks = 3
+        source = ColumnDataSource(data={"x": [], "y": [], "step": []})
+        self._rate = made.step("x", "y", source=source, mode="after", line_width=2, line_color=colour("accent", theme))
+        self._rate_head = Live(stylesheets=[PANEL], markup="")
+        return made
 
     def _chosen(self, name: str, value: str) -> None:
         if name == "smoothing" and value in SMOOTHINGS:
@@ -90,8 +108,12 @@ class Loss:
         self._lines["smoothed"].data_source.data = {**points, "y": soft} if is_soft else NOTHING
         self._ranks.data_source.data = self._by_ranks(view) if self._by_rank else NO_LINES
         self._lines["as said"].glyph.line_alpha = 0.35 if is_soft else 1.0
+        rates = rates_of(view.series, view.submitted_at)
+        self.rates.visible = bool(rates["x"])
+        self._rate.data_source.data = rates
+        self._rate_head.markup = rates_html(rates["y"])
         self._head.markup = head_html(view, raw, self._weight, by_rank=self._by_rank)
-        self._table.markup = as_table_html(points, soft)
+        self._table.markup = as_table_html(points, soft, dict(zip(rates["x"], rates["y"], strict=True)))
 
     def _by_ranks(self, view: JobView) -> dict[str, list[Any]]:
         curves = {rank: curve_of(series, view.submitted_at) for rank, series in view.rank_series.items()}
@@ -120,6 +142,24 @@ def curve_of(series: Sequence[SeriesPoint | RankPoint], start: float) -> dict[st
     }
 
 
+def rates_of(series: Sequence[SeriesPoint], start: float) -> dict[str, list[float]]:
+    """Where a learning rate is known."""
+    known = [(point, point.learning_rate) for point in series if point.learning_rate is not None]
+    return {
+        "x": [point.start + point.width / 2 - start for point, _ in known],
+        "y": [rate for _, rate in known],
+        "step": [float(point.step) for point, _ in known],
+    }
+
+
+def rates_html(rates: Sequence[float]) -> str:
+    """The title of the lower chart, which tells what it shows; none without a learning rate."""
+    if not rates:
+        return ""
+    most = f", {number(max(rates))} at most" if max(rates) > rates[-1] else ""
+    return f'<div class="charthead"><h2>Learning rate: {number(rates[-1])} now{most}</h2></div>'
+
+
 def head_html(view: JobView, raw: Sequence[float], weight: float, *, by_rank: bool) -> str:
     known = [value for value in raw if not math.isnan(value)]
     if not known:
@@ -143,9 +183,10 @@ def head_html(view: JobView, raw: Sequence[float], weight: float, *, by_rank: bo
     )
 
 
-def as_table_html(points: dict[str, list[float]], soft: Sequence[float]) -> str:
+def as_table_html(points: dict[str, list[float]], soft: Sequence[float], rates: Mapping[float, float]) -> str:
     if not points["x"]:
         return ""
+    beside = [rates.get(x, math.nan) for x in points["x"]]
 
     def cells(values: Sequence[float], text: Callable[[float], str]) -> tuple[str, ...]:
         return tuple(text(value) for value in values[-IN_TABLE:])
@@ -157,6 +198,7 @@ def as_table_html(points: dict[str, list[float]], soft: Sequence[float]) -> str:
             Column("step", True, 0, cells(points["step"], count)),
             Column("loss", True, 0, cells(points["y"], number)),
             Column("smoothed", True, 0, cells(soft, number)),
+            Column("learning rate", True, 0, cells(beside, number)),
         ),
     )
     title = '<summary class="muted small">the newest points as a table</summary>'

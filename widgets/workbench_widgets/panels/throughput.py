@@ -12,6 +12,7 @@ from typing import Any, Final, NamedTuple
 import panel as pn
 from bokeh.models import ColumnDataSource
 
+from workbench.views.efficiency import efficiency, efficiency_text
 from workbench.views.job import RANKS_WITH_SERIES, JobView
 from workbench.views.series import RankPoint, SeriesPoint
 from workbench.views.table import Column, Table
@@ -87,7 +88,7 @@ class Throughput:
         for rank, line in lines.items():
             self._renderers[rank].data_source.data = {name: list(values) for name, values in line._asdict().items()}
         self._drawn = set(lines)
-        self._head.markup = head_html(lines, unit)
+        self._head.markup = head_html(lines, unit, efficiency_text(efficiency(view.rows)))
         self._table.markup = as_table_html(lines, unit)
 
     def choose(self, choice: Choice) -> None:
@@ -125,7 +126,7 @@ def _name(rank: int) -> str:
     return "all ranks" if rank == ALL else f"rank {rank}"
 
 
-def head_html(lines: dict[int, Line], unit: str) -> str:
+def head_html(lines: dict[int, Line], unit: str, scaling: str = "") -> str:
     """The title, what the chart says in words, and which line is whose."""
     if not lines:
         return (
@@ -137,6 +138,7 @@ def head_html(lines: dict[int, Line], unit: str) -> str:
     return (
         f'<div class="charthead"><h2>{title}</h2><div class="legend" aria-hidden="true">{keys}</div></div>'
         f'<p class="hidden">{esc(summary(lines, unit))}</p>'
+        + (f'<p class="muted small">{esc(scaling)}</p>' if scaling else "")
     )
 
 
