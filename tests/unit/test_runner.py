@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
 from msgspec.structs import replace
 
+from workbench.blackbox import StepRecord, pack_step
 from workbench.commands import RequestSlots
+from workbench.events import LaunchRequested
+from workbench.feed import Cursor
 from workbench.policy.placement import Granted, Refused, Waiting
 from workbench.pool.messages import PROTOCOL, Hello
-from workbench.runner.live import Ring
+from workbench.runner.live import LiveJob, Ring
 from workbench.runner.slots import SlotTable
 from workbench.spec import JobSpec
+from workbench.store.jobfile import JobFile
+from workbench.telemetry import StepsTaken
 
 SPECS = {"a": JobSpec(entrypoint="t.py", nproc_per_node=3), "b": JobSpec(entrypoint="t.py", nproc_per_node=2)}
 
@@ -110,3 +119,30 @@ def test_a_ring_is_bounded_by_bytes_and_counts_what_fell_out() -> None:
     assert list(ring.since(3)) == []
     ring.add("d" * 50)
     assert list(ring.since(0)) == ["d" * 50], "the newest stays, however large"
+
+
+def test_many_ranks_have_a_past_that_is_coarse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A page that is opened late shows ranks over time from the job's beginning."""
+    ranks, seconds, start = 20, 200, 1_790_000_400.0
+    with JobFile.create(tmp_path / "job.sqlite", "a-1") as file:
+        live = LiveJob("a-1", file)
+        live.apply(LaunchRequested(time=start, job_id="a-1", spec=JobSpec(entrypoint="t.py", nproc_per_node=ranks)))
+        for second in range(seconds):
+            block = pack_step(StepRecord(second, start + second + 0.5, 1.0, *[0.1] * 6, 8.0, 0.0, 0.5))
+            for rank in range(ranks):
+                file.add_steps(StepsTaken(job_id="a-1", restart_count=0, rank=rank, block=block))
+        file.flush(start + seconds + 0.7)
+
+        def widths(at: float) -> set[float]:
+            first = live.update(Cursor(), start + at)
+            for rank in (0, ranks - 1):
+                mine = sorted((b.start, b.start + b.width, b.steps) for b in first.buckets if b.rank == rank)
+                assert sum(steps for *_, steps in mine) == seconds and mine[0][0] == start, "each step once"
+                assert all(one[1] <= next_[0] for one, next_ in pairwise(mine))
+            assert live.update(first.cursor, start + at + 1).buckets == ()
+            return {bucket.width for bucket in first.buckets}
+
+        assert widths(seconds + 0.7) == {1.0}
+        monkeypatch.setattr("workbench.runner.live.PAST", 500)
+        assert widths(seconds + 0.7) == {1.0, 10.0}
+        assert widths(seconds + 5.3) == {1.0, 5.0, 10.0}, "what is left of the last ten seconds"

@@ -6,6 +6,7 @@ Bounded: output for display and answers of cells by bytes; what falls out is cou
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Final, Generic, TypeVar
@@ -15,6 +16,7 @@ from workbench.controller import transition
 from workbench.events import CheckpointSaved, Event, PhaseChanged
 from workbench.feed import Bucket, Cursor, JobSummary, Total, Update
 from workbench.state import CheckpointTier, JobState
+from workbench.store.coverage import TIERS
 from workbench.store.jobfile import JobFile
 from workbench.telemetry import CellFinished, ConsistencyReport, OutputWritten, RankBeat, Report, StepsTaken
 from workbench.views.buckets import throughput
@@ -25,6 +27,7 @@ CELL_BYTES: Final = 256 * 2**20
 WINDOW: Final = 5.0  # s over which a running job's throughput is taken
 FEW_RANKS: Final = 16  # up to here a client gets the whole history by rank
 RECENT: Final = 30.0  # s
+PAST: Final = 32_768  # buckets by rank of the time before that, as coarse as they must be: 4 MB at most
 
 T = TypeVar("T")
 
@@ -194,11 +197,19 @@ class LiveJob:
         )
 
     def _history(self, since: float, now: float) -> tuple[tuple[Bucket, ...], tuple[Total, ...]]:
-        """By rank where that is little; else all ranks folded, and by rank only what is recent."""
+        """By rank where that is little; else all ranks folded, and by rank what is recent, with a coarse past."""
         if self.state.world_size <= FEW_RANKS:
             return tuple(self.file.buckets(since=since)), ()
-        recent = self.file.buckets(since=max(since, (self.state.ended_at or now) - RECENT))
-        return tuple(recent), tuple(self.file.totals(since=since))
+        start = max(since, math.floor((self.state.ended_at or now) - RECENT))  # no bucket lies on both sides
+        return (*self._past(since, start), *self.file.buckets(since=start)), tuple(self.file.totals(since=since))
+
+    def _past(self, since: float, until: float) -> list[Bucket]:
+        """By rank, in rows of a width that is kept: nothing has to be folded."""
+        seconds = until - max(since, self.state.submitted_at)
+        if seconds <= 0:
+            return []
+        width = next((w for w in TIERS if self.state.world_size * seconds <= w * PAST), TIERS[-1])
+        return self.file.buckets(since=since, until=until, width=width)
 
     def summary(self, now: float) -> JobSummary:
         """The job's line in the list; throughput of the last seconds while it runs, of the whole run afterwards."""
