@@ -93,7 +93,7 @@ def test_jobs_beside_each_other(reader: Reader, tab: Tab, theme: str) -> None:
     wait_for(lambda: reader.where().get("by") == ["time"], "the address follows", 10)
     assert reader.where()["id"] == ["small", "other", "failed"]
     reader.page.get_by_text("the same as a table").first.click()
-    assert reader.page.evaluate(AUDIT) == []
+    assert violations(reader.page) == []
     reader.shot(f"compare-{theme}")
 
 

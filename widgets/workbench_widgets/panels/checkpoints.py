@@ -8,7 +8,7 @@ from workbench.views.acts import Act, why_not
 from workbench.views.job import JobView
 from workbench.views.table import Column, Table, checkpoints_table
 from workbench_widgets.live import Live
-from workbench_widgets.panels.markup import esc, table_html
+from workbench_widgets.panels.markup import esc, scrolled, table_html
 from workbench_widgets.style import PANEL
 
 EMPTY = (
@@ -58,7 +58,7 @@ def checkpoints_html(view: JobView, *, may_act: bool = True) -> str:
         return text
 
     shown = table_html(table, cell=cell)
-    return f'<div class="scroll" tabindex="0" role="group" aria-label="checkpoints">{shown}</div>'
+    return scrolled("checkpoints", shown)
 
 
 def _button(view: JobView, index: int) -> str:

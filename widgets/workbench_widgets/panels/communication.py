@@ -10,7 +10,7 @@ from workbench.views.job import JobView
 from workbench.views.table import Column, Table
 from workbench.views.wording import NOTHING, count, number, percent, plural, ranks_text, size, span
 from workbench_widgets.live import Live
-from workbench_widgets.panels.markup import esc, table_html
+from workbench_widgets.panels.markup import esc, scrolled, table_html
 from workbench_widgets.style import PANEL
 
 EMPTY: Final = '<p class="muted">Once ranks call torch.distributed, it is told here who is in which collective.</p>'
@@ -56,7 +56,7 @@ def _sent_html(found: tuple[Sent, ...]) -> str:
         Column("bytes a step", True, 0, tuple(size(one.bytes_per_step) for one in found)),
         Column("all ranks, in all", True, 0, tuple(size(one.bytes) for one in found)),
     )
-    return _scrolled("Communication of a rank, by kind of call", Table("What a rank communicates", columns))
+    return scrolled("communication by kind of call", table_html(Table("What a rank communicates", columns)))
 
 
 def _share_html(shares: dict[int, float]) -> str:
@@ -83,13 +83,9 @@ def _last_html(found: tuple[Entered, ...]) -> str:
         Column("behind", True, 0, tuple(plural(one.behind, "collective") if one.behind else "" for one in shown)),
     )
     marked = frozenset(k for k, one in enumerate(shown) if one.behind and any(other.inside for other in shown))
-    table = _scrolled("last collective by rank", Table("Last collective by rank", columns, marked))
+    table = scrolled("last collective by rank", table_html(Table("Last collective by rank", columns, marked)))
     more = f'<p class="muted small">and {plural(len(found) - MOST, "more line")}</p>' if len(found) > MOST else ""
     return f"{table}{more}"
-
-
-def _scrolled(label: str, table: Table) -> str:
-    return f'<div class="scroll" tabindex="0" role="group" aria-label="{label}">{table_html(table)}</div>'
 
 
 def _inside(one: Entered) -> str:

@@ -28,7 +28,7 @@ from workbench.views.table import Table
 from workbench.views.wording import bare_rate, count, number, span
 from workbench_widgets.charts import TimeAxis, chart_pane
 from workbench_widgets.live import Live
-from workbench_widgets.panels.markup import esc, swatch, table_html
+from workbench_widgets.panels.markup import esc, swatch, table_html, unfolding
 from workbench_widgets.style import PANEL
 from workbench_widgets.theme import RANK_COLOURS, rank_colour, rank_dash
 
@@ -179,8 +179,7 @@ def _words(curve: Curve, measure: Measure, by: By) -> str:
 
 
 def as_table_html(table: Table) -> str:
-    title = '<summary class="muted small">the same as a table</summary>'
-    return f'<details>{title}<div class="scroll">{table_html(table)}</div></details>'
+    return unfolding("the same as a table", table)
 
 
 def tables_html(sides: Sequence[Side], places: Sequence[int]) -> str:

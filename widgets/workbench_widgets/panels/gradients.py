@@ -20,7 +20,7 @@ from workbench.views.job import JobView
 from workbench.views.table import Column, Table
 from workbench.views.wording import count, number, plural, ranks_text
 from workbench_widgets.live import Live
-from workbench_widgets.panels.markup import esc, table_html
+from workbench_widgets.panels.markup import esc, scrolled, table_html
 from workbench_widgets.style import PANEL
 
 EMPTY: Final = (
@@ -149,8 +149,7 @@ def _tables(view: GradientsView) -> list[str]:
 
 
 def _scroll(table: Table) -> str:
-    label = esc(table.caption)
-    return f'<div class="scroll" tabindex="0" role="group" aria-label="{label}">{table_html(table)}</div>'
+    return scrolled(table.caption, table_html(table))
 
 
 def worst_table(view: GradientsView) -> Table:

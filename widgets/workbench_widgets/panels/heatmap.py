@@ -18,7 +18,7 @@ from workbench.views.table import Column, Table
 from workbench.views.wording import plural, ranks_text, seconds, span
 from workbench_widgets.charts import TimeAxis, chart_pane
 from workbench_widgets.live import Live
-from workbench_widgets.panels.markup import esc, table_html
+from workbench_widgets.panels.markup import esc, unfolding
 from workbench_widgets.source import Choice
 from workbench_widgets.style import PANEL
 from workbench_widgets.theme import colour
@@ -177,5 +177,4 @@ def as_table_html(heat: HeatView, image: Any) -> str:
             Column("newest", True, 0, cells(lambda values: values[-1])),
         ),
     )
-    title = '<summary class="muted small">the slowest as a table</summary>'
-    return f'<details>{title}<div class="scroll">{table_html(table)}</div></details>'
+    return unfolding("the slowest as a table", table)

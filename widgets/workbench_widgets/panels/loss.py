@@ -19,7 +19,7 @@ from workbench.views.table import Column, Table
 from workbench.views.wording import count, number, span
 from workbench_widgets.charts import TimeAxis, chart_pane
 from workbench_widgets.live import Live
-from workbench_widgets.panels.markup import esc, table_html
+from workbench_widgets.panels.markup import esc, unfolding
 from workbench_widgets.source import Choice
 from workbench_widgets.style import PANEL
 from workbench_widgets.theme import CHART_HEIGHT, colour, rank_colour, rank_dash
@@ -201,5 +201,4 @@ def as_table_html(points: dict[str, list[float]], soft: Sequence[float], rates: 
             Column("learning rate", True, 0, cells(beside, number)),
         ),
     )
-    title = '<summary class="muted small">the newest points as a table</summary>'
-    return f'<details>{title}<div class="scroll">{table_html(table)}</div></details>'
+    return unfolding("the newest points as a table", table)

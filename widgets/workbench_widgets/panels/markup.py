@@ -30,6 +30,17 @@ def phase_badge(phase: str) -> str:
     return f'<span class="phase tone-{tone}"><span aria-hidden="true">{MARKS.get(phase, "")}</span> {esc(phase)}</span>'
 
 
+def scrolled(label: str, inside: str) -> str:
+    """What scrolls where there is no room, by keyboard too; `inside` is HTML."""
+    return f'<div class="scroll" tabindex="0" role="group" aria-label="{esc(label)}">{inside}</div>'
+
+
+def unfolding(title: str, *tables: Table) -> str:
+    """Tables that the reader unfolds."""
+    shown = "".join(scrolled(table.caption, table_html(table)) for table in tables)
+    return f'<details><summary class="muted small">{esc(title)}</summary>{shown}</details>'
+
+
 def _heading(column: Column, text: str) -> str:
     """A column without a title has no heading: an empty one would be read out."""
     return f'<th scope="col"{_kind(column)}>{text}</th>' if text else f"<td{_kind(column)}></td>"

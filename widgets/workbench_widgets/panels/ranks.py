@@ -9,7 +9,7 @@ from workbench.views.job import JobView
 from workbench.views.table import FOLD_ABOVE, PHASE_COLUMNS, Column, Table, rank_table
 from workbench.views.wording import percent
 from workbench_widgets.live import Live
-from workbench_widgets.panels.markup import esc, phase_badge, rank_button, table_html
+from workbench_widgets.panels.markup import esc, phase_badge, rank_button, scrolled, table_html
 from workbench_widgets.source import Choice
 from workbench_widgets.style import PANEL
 
@@ -52,10 +52,9 @@ def ranks_html(view: JobView, chosen: int | None = None) -> str:
         return esc(text)
 
     legend = "" if is_folded else _legend(view)
-    label = esc(table.caption)
     row = next((k for k, row in enumerate(view.rows) if row.rank == chosen), None) if not is_folded else None
     shown = table_html(table, cell=cell, chosen=row)
-    return f'<div class="scroll" tabindex="0" role="group" aria-label="{label}">{shown}</div>{legend}'
+    return scrolled(table.caption, shown) + legend
 
 
 def _with_bars(table: Table, view: JobView) -> Table:

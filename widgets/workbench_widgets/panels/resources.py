@@ -14,7 +14,7 @@ from workbench.views.table import Column, Table
 from workbench.views.wording import plural, size
 from workbench_widgets.charts import TimeAxis, chart_pane
 from workbench_widgets.live import Live
-from workbench_widgets.panels.markup import esc, table_html
+from workbench_widgets.panels.markup import esc, scrolled, table_html
 from workbench_widgets.style import PANEL
 from workbench_widgets.theme import colour
 
@@ -136,4 +136,4 @@ def now_html(rows: Sequence[RankRow]) -> str:
         for k, (title, cells) in enumerate(zip(titles, zip(*made, strict=True), strict=True))
     )
     shown = table_html(Table(f"What {plural(len(rows), 'rank')} use now", columns))
-    return f'<div class="scroll" tabindex="0" role="group" aria-label="what ranks use now">{shown}</div>'
+    return scrolled("what ranks use now", shown)

@@ -10,7 +10,7 @@ from workbench.views.ranking import Ranked, pattern, ranking
 from workbench.views.table import Column, Table
 from workbench.views.wording import NOTHING, seconds
 from workbench_widgets.live import Live
-from workbench_widgets.panels.markup import esc, rank_button, table_html
+from workbench_widgets.panels.markup import esc, rank_button, scrolled, table_html
 from workbench_widgets.source import Choice
 from workbench_widgets.style import PANEL
 
@@ -55,8 +55,7 @@ def stragglers_html(ranked: tuple[Ranked, ...], chosen: int | None = None) -> st
     table = table_html(Table("The slowest ranks", columns, marked), cell=cell, chosen=row)
     more = f"; the slowest {MOST} of {len(ranked):,}" if len(ranked) > MOST else ""
     return (
-        f'<p role="status">{esc(pattern(ranked))}</p><div class="scroll" tabindex="0" role="group" '
-        f'aria-label="slowest ranks">{table}</div>'
+        f'<p role="status">{esc(pattern(ranked))}</p>{scrolled("slowest ranks", table)}'
         f'<p class="muted small">1× is as fast as the fastest rank, or as itself at its best{more}</p>'
     )
 

@@ -19,7 +19,7 @@ from workbench.views.table import Column, Table
 from workbench.views.wording import bare_rate, plural, span
 from workbench_widgets.charts import TimeAxis, chart_pane
 from workbench_widgets.live import Live
-from workbench_widgets.panels.markup import esc, swatch, table_html
+from workbench_widgets.panels.markup import esc, swatch, unfolding
 from workbench_widgets.source import Choice
 from workbench_widgets.style import PANEL
 from workbench_widgets.theme import CHART_HEIGHT, RANK_COLOURS, colour, rank_colour, rank_dash
@@ -164,9 +164,7 @@ def as_table_html(lines: dict[int, Line], unit: str) -> str:
         Column(f"{_name(rank)}, {unit}", True, 1, tuple(_near(line, first.x[k]) for k in rows))
         for rank, line in lines.items()
     )
-    table = table_html(Table("Throughput in numbers", (times, *rates)))
-    title = '<summary class="muted small">the newest points as a table</summary>'
-    return f'<details>{title}<div class="scroll">{table}</div></details>'
+    return unfolding("the newest points as a table", Table("Throughput in numbers", (times, *rates)))
 
 
 def _near(line: Line, x: float) -> str:

@@ -22,7 +22,7 @@ from workbench.views.story import Clock, attempts_table, ended_text, numbers_lin
 from workbench.views.table import Column, Table
 from workbench.views.wording import plural, span
 from workbench_widgets.live import Live
-from workbench_widgets.panels.markup import esc, table_html
+from workbench_widgets.panels.markup import esc, unfolding
 from workbench_widgets.style import PANEL
 from workbench_widgets.theme import LANE_HATCHES, SMALL_SIZE, colour, lane_colour, paint_chart
 
@@ -311,7 +311,7 @@ def summary(timeline: Timeline) -> str:
 def tables_html(timeline: Timeline) -> str:
     """Attempts, and what happened, newest last."""
     clock = clock_of(timeline)
-    attempts = table_html(attempts_table(timeline, clock, most=ATTEMPTS))
+    attempts = attempts_table(timeline, clock, most=ATTEMPTS)
     marks = [mark for mark in timeline.marks if mark.kind is not MarkKind.SAVED][-EVENTS:]
     events = Table(
         "Events",
@@ -322,7 +322,4 @@ def tables_html(timeline: Timeline) -> str:
             Column("in words", False, 0, tuple(mark_text(mark) for mark in marks)),
         ),
     )
-    body = f'<div class="scroll">{attempts}</div>' + (
-        f'<div class="scroll">{table_html(events)}</div>' if marks else ""
-    )
-    return f'<details><summary class="muted small">attempts and events as tables</summary>{body}</details>'
+    return unfolding("attempts and events as tables", attempts, *([events] if marks else []))
