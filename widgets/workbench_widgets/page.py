@@ -22,7 +22,7 @@ var theme=event.data&&event.data.dtrainTheme;
 if(event.origin===location.origin&&event.source===parent&&(theme==='dark'||theme==='light'))page.dataset.theme=theme});
 var slow=setTimeout(function(){if(!page.dataset.live)
 say('This takes longer than it should. If nothing comes, reload the page; if that does not help: %dtrain up')},10000);
-new MutationObserver(function(){if(page.dataset.live){clearTimeout(slow);say('')}})
+new MutationObserver(function(){if(page.dataset.live){clearTimeout(slow);say('');page.dataset.begun='1'}})
 .observe(page,{attributes:true,attributeFilter:['data-live']});
 function back(){fetch('healthz',{credentials:'same-origin',cache:'no-store'}).then(function(answer){
 if(!answer.ok||answer.redirected)throw answer.status;location.reload()}).catch(function(){setTimeout(back,2000)})}

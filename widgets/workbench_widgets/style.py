@@ -30,7 +30,7 @@ summary{{cursor:pointer}}
 .head{{display:flex;flex-wrap:wrap;align-items:baseline;gap:2px 12px}}
 .head h1{{font-size:15px;font-weight:600}}
 .stats{{display:flex;flex-wrap:wrap;gap:4px 28px;margin:8px 0 2px}}
-.stats dt{{font-size:{SMALL_SIZE};color:var(--dt-muted)}}
+.stats>div{{min-width:76px}} .stats dt{{font-size:{SMALL_SIZE};color:var(--dt-muted)}}
 .stats dd{{font-size:17px;line-height:1.25;font-variant-numeric:tabular-nums;white-space:nowrap}}
 .stats small{{font-size:{SMALL_SIZE};color:var(--dt-muted)}}
 .bar{{height:4px;border-radius:2px;background:var(--dt-line);overflow:hidden;margin:6px 0 2px}}
@@ -121,9 +121,9 @@ h2{{margin:0 0 4px;font-size:{SMALL_SIZE};font-weight:600;color:var(--dt-muted)}
 .top>:first-child{{flex:1 1 420px;min-width:0}} .top>:last-child{{flex:0 1 auto;max-width:100%}}
 .two{{display:grid;grid-template-columns:minmax(0,1fr);gap:0 24px}}
 @media(min-width:740px){{.two{{grid-template-columns:minmax(0,1fr) minmax(0,1fr)}}}}
-[inert]{{opacity:.4}}
 .time{{position:sticky;top:0;z-index:5;padding-top:6px;background:var(--dt-page);
  border-bottom:1px solid var(--dt-line)}}
+[inert]{{opacity:.4}} html:not([data-begun]) section{{visibility:hidden}}
 .bk-Tooltip{{--tooltip-color:var(--dt-raised);--tooltip-text:var(--dt-text);--tooltip-border:var(--dt-muted)}}
 .first{{display:flex;flex-wrap:wrap;gap:4px 24px;justify-content:space-between;align-items:center;margin-bottom:6px}}
 nav{{font-size:{SMALL_SIZE}}} nav a{{color:var(--dt-accent);text-decoration:none}}

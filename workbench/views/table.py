@@ -237,14 +237,19 @@ def _saved(checkpoint: Checkpoint, now: float) -> str:
 # --- lines above and below a table ------------------------------------------------------------------------------------
 
 
+def how_long(view: JobView) -> str:
+    """Since it was given slots; before, since it was submitted."""
+    doing = "ran" if view.ended_at is not None else "waiting for" if view.phase is JobPhase.INIT else "running for"
+    return f"{doing} {span(view.running_for)}"
+
+
 def headline(view: JobView) -> str:
     """Job, state, ranks, time: one line."""
-    ended = view.ended_at is not None
     parts = [
         view.job_id,
         phase_text(view.phase),
         plural(view.world_size, "rank") if view.world_size else "ranks: not decided yet",
-        f"{'ran' if ended else 'running for'} {span(view.running_for)}",
+        how_long(view),
     ]
     if view.restarts:
         parts.append(view.restarts)

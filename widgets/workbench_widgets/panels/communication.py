@@ -15,6 +15,8 @@ from workbench_widgets.style import PANEL
 
 EMPTY: Final = '<p class="muted">Once ranks call torch.distributed, it is told here who is in which collective.</p>'
 MOST: Final = 12  # lines
+UNSEEN: Final = '<p class="muted small">DDP reduces its buckets outside of Python: they are not among these.</p>'
+DDP: Final = "all_reduce (DDP)"  # as ranks count its buckets
 
 
 class Communication:
@@ -36,8 +38,9 @@ def communication_html(view: JobView) -> str:
     said = odd_ones(found)
     warning = f'<p class="notice" role="status">{esc(said)}</p>' if said else ""
     overlap = f"<p>{esc(overlap_text(hidden(view.rows)))}</p>"
-    parts = (_sent_html(counted) if counted else "", _last_html(found) if found else "")
-    return f"{_share_html(shares)}{overlap}{warning}{''.join(parts)}"
+    told, last = _sent_html(counted) if counted else "", _last_html(found) if found else ""
+    unseen = UNSEEN if last and any(one.name == DDP for one in counted) else ""
+    return f"{_share_html(shares)}{overlap}{warning}{told}{last}{unseen}"
 
 
 def overlap_text(shares: dict[int, float]) -> str:

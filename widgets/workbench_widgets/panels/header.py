@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from workbench.views.job import JobView
-from workbench.views.table import notes, nothing_yet
+from workbench.views.table import how_long, notes, nothing_yet
 from workbench.views.wording import bare_rate, count, number, percent, plural, seconds, span
 from workbench_widgets.live import Live
 from workbench_widgets.panels.markup import esc, phase_badge
@@ -67,7 +67,7 @@ def _spoken(view: JobView) -> str:
 
 def _ranks(view: JobView) -> str:
     parts = [plural(view.world_size, "rank") if view.world_size else "ranks: not decided yet"]
-    parts.append(f"{'ran' if view.ended_at is not None else 'running for'} {span(view.running_for)}")
+    parts.append(how_long(view))
     if view.restarts:
         parts.append(view.restarts)
     return " · ".join(parts)
