@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import csv
-import itertools
 import json
-import struct
+import math
+import stat
+import sys
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import nbformat
+import pyarrow.parquet as parquet
 import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from tests.unit.fake_session import FakeSession, context_of
-from tests.unit.saved_files import LOSSES, SPEC, fake, save_fake, steps_of
+from tests.unit.saved_files import LOSSES, SPEC, START, fake, save_fake, steps_of
+from workbench.blackbox import StepRecord, pack_step
 from workbench.errors import SavedFileError, UsageError
 from workbench.saved.export import COLUMNS, export, masked_crc
 from workbench.saved.notebook import notebook_of
@@ -130,79 +134,100 @@ def test_csv(session: SavedSession, tmp_path: Path) -> None:
     assert {row["loss"] for row in rows if row["rank"] == "1"} == {""}
 
 
+def trace_of(text: str) -> list[dict[str, Any]]:
+    """The events of a trace, held to the rules of the Trace Event Format (its JSON object form), strictly:
+
+    https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU, and what Perfetto adds to them in
+    https://perfetto.dev/docs/faq: spans of a thread nest, or one of them is dropped.
+    """
+    document = json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+    assert set(document) == {"traceEvents", "displayTimeUnit"} and document["displayTimeUnit"] in ("ms", "ns")
+    named: dict[str, dict[int, str]] = {"process_name": {}, "thread_name": {}}
+    spans: dict[tuple[int, int], list[tuple[int, int]]] = {}
+    for event in document["traceEvents"]:
+        keys = {"name", "ph", "pid", "tid"} | {"M": {"args"}, "X": {"cat", "ts", "dur"}, "i": {"cat", "ts", "s"}}[
+            event["ph"]
+        ]
+        assert keys <= set(event) <= keys | {"args"}, event
+        assert isinstance(event["name"], str) and event["name"] and isinstance(event.get("args", {}), dict)
+        assert all(type(event[key]) is int and event[key] >= 0 for key in ("pid", "tid", "ts", "dur") if key in event)
+        if event["ph"] == "M" and event["name"] in named:
+            assert event["pid"] not in named[event["name"]], "a process or thread has one name"
+            named[event["name"]][event["pid"]] = event["args"]["name"]
+        elif event["ph"] == "X":
+            spans.setdefault((event["pid"], event["tid"]), []).append((event["ts"], -event["dur"]))
+        elif event["ph"] == "i":
+            assert event["s"] in ("g", "p", "t")
+    assert len({tid for _, tid in spans}) == len(spans), "Perfetto takes thread ids to be unique"
+    assert {pid for pid, _ in spans} <= set(named["process_name"]) == set(named["thread_name"])
+    for of_thread in spans.values():
+        open_until: list[int] = []
+        for begin, negative in sorted(of_thread):
+            while open_until and open_until[-1] <= begin:
+                open_until.pop()
+            assert not open_until or begin - negative <= open_until[-1], "spans cross"
+            open_until.append(begin - negative)
+    events: list[dict[str, Any]] = document["traceEvents"]
+    return events
+
+
 def test_a_trace_keeps_to_the_format_that_perfetto_reads(session: SavedSession, tmp_path: Path) -> None:
-    """https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU: JSON object format."""
     target = export(session.attach("trial-1"), "chrome-trace", tmp_path / "trace.json")
-    document = json.loads(target.read_text(), parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
-    events = document["traceEvents"]
-    for event in events:
-        assert {"name", "ph", "pid", "tid"} <= set(event)
-        assert event["ph"] in "XiM" and isinstance(event["pid"], int)
-        if event["ph"] != "M":
-            assert event["ts"] >= 0
-        if event["ph"] == "X":
-            assert event["dur"] >= 0
-        if event["ph"] == "i":
-            assert event["s"] in "gpt"
+    events = trace_of(target.read_text())
     steps = [event for event in events if event.get("cat") == "step"]
-    assert len(steps) == 2 * len(LOSSES)
-    by_pid = [event for event in events if event["pid"] == 1 and event["ph"] == "X"]
-    for one, following in itertools.pairwise(by_pid):  # spans of a thread nest, or follow each other
-        inside = following["ts"] + following["dur"] <= one["ts"] + one["dur"] + 1
-        assert inside or following["ts"] >= one["ts"] + one["dur"] - 1
+    assert len(steps) == 2 * len(LOSSES) and {event["dur"] for event in steps} == {100_000}  # µs
+    assert steps[1]["args"] == {"samples": 16.0, "tokens": 0.0, "loss": 1.0}
+    names = {event["args"]["name"] for event in events if event["name"] == "process_name"}
+    assert names == {"job trial-1", "rank 0", "rank 1"}
+    assert any(event["ph"] == "i" for event in events)
 
 
-def fields(data: bytes) -> list[tuple[int, Any]]:
-    """A protobuf message as (field, value)."""
-    found, at = [], 0
-
-    def varint() -> int:
-        nonlocal at
-        value = shift = 0
-        while True:
-            byte = data[at]
-            at += 1
-            value |= (byte & 0x7F) << shift
-            shift += 7
-            if not byte & 0x80:
-                return value
-
-    while at < len(data):
-        key = varint()
-        kind = key & 7
-        value: Any
-        if kind == 0:
-            value = varint()
-        elif kind == 1:
-            value, at = struct.unpack_from("<d", data, at)[0], at + 8
-        elif kind == 5:
-            value, at = struct.unpack_from("<f", data, at)[0], at + 4
-        else:
-            size = varint()
-            value, at = data[at : at + size], at + size
-        found.append((key >> 3, value))
-    return found
+def test_a_trace_of_steps_that_overlap_nests(dtrain_home: Path, tmp_path: Path) -> None:
+    """Parts that sum to more than their step, clocks that were put right, a loss that JSON cannot tell, a restart."""
+    asked = fake(kills=True)
+    odd = [
+        StepRecord(1, START + 2, 0.5, *[0.4] * 6, 8.0, 0.0, math.inf),
+        StepRecord(2, START + 2.1, 0.5, *[0.0] * 9),
+        StepRecord(3, START + 2.05, 0.1, *[0.0] * 8, math.nan),
+        StepRecord(4, START - 5, 0.1, *[0.0] * 9),
+    ]
+    asked.steps = {0: b"".join(map(pack_step, odd))}
+    save_fake(tmp_path / "odd.dtrain", asked=asked)
+    with load_session(tmp_path / "odd.dtrain") as odd_session:
+        events = trace_of(export(odd_session.attach("trial-1"), "chrome-trace", tmp_path / "t.json").read_text())
+    assert next(event for event in events if event["name"] == "step 1")["args"]["loss"] == "inf"
 
 
-def test_tensorboards_files_hold_scalars_by_step(session: SavedSession, tmp_path: Path) -> None:
-    """Read by the rules of TFRecord and of event.proto; TensorBoard itself need not be installed."""
+def scalars(folder: Path) -> dict[str, list[tuple[int, float, float]]]:
+    """(step, value, epoch s) by tag, as TensorBoard itself reads them."""
+    accumulator = EventAccumulator(str(folder), size_guidance={"scalars": 0})
+    accumulator.Reload()
+    return {
+        tag: [(one.step, one.value, one.wall_time) for one in accumulator.Scalars(tag)]
+        for tag in accumulator.Tags()["scalars"]
+    }
+
+
+def test_tensorboard_reads_scalars_by_step(session: SavedSession, tmp_path: Path) -> None:
     target = export(session.attach("trial-1"), "tensorboard", tmp_path / "runs")
-    (path,) = (target / "trial-1" / "rank0").iterdir()
-    assert path.name.startswith("events.out.tfevents.")
-    data, records = path.read_bytes(), []
-    while data:
-        (length,) = struct.unpack_from("<Q", data)
-        body = data[12 : 12 + length]
-        assert struct.unpack_from("<I", data, 8)[0] == masked_crc(data[:8])
-        assert struct.unpack_from("<I", data, 12 + length)[0] == masked_crc(body)
-        records.append(dict(fields(body)))
-        data = data[16 + length :]
-    assert records[0][3] == b"brain.Event:2" and len(records) == 1 + len(LOSSES)
-    for number, record in enumerate(records[1:]):
-        values = {dict(fields(value))[1]: dict(fields(value))[2] for field, value in fields(record[5]) if field == 1}
-        assert record[2] == number + 1
-        assert values[b"step/loss"] == pytest.approx(LOSSES[number], rel=1e-6)
-        assert values[b"step/duration"] == pytest.approx(0.1)
+    first, second = (scalars(target / "trial-1" / f"rank{rank}") for rank in (0, 1))
+    assert set(first) == {"step/loss", "step/duration", "step/samples"} and set(second) == set(first) - {"step/loss"}
+    assert first["step/loss"] == [
+        (k + 1, pytest.approx(loss, rel=1e-6), pytest.approx(START + 1 + 0.1 * (k + 1)))
+        for k, loss in enumerate(LOSSES)
+    ]
+    assert all(value == pytest.approx(0.1) for _, value, _ in second["step/duration"])
+
+
+def test_a_loss_beyond_a_float_is_infinite_in_tensorboard(dtrain_home: Path, tmp_path: Path) -> None:
+    save_fake(tmp_path / "run.dtrain", asked=fake(losses=[1e300, -1e300, math.inf]))
+    with load_session(tmp_path / "run.dtrain") as huge:
+        target = export(huge.attach("trial-1"), "tensorboard", tmp_path / "runs")
+    assert [value for _, value, _ in scalars(target / "trial-1" / "rank0")["step/loss"]] == [
+        math.inf,
+        -math.inf,
+        math.inf,
+    ]
 
 
 def test_the_checksum_is_crc32c() -> None:
@@ -210,16 +235,22 @@ def test_the_checksum_is_crc32c() -> None:
     assert masked_crc(b"123456789") == ((0xE3069283 >> 15 | 0xE3069283 << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
 
-def test_parquet_says_what_it_needs(session: SavedSession, tmp_path: Path) -> None:
-    job, target = session.attach("trial-1"), tmp_path / "steps.parquet"
-    try:
-        import pyarrow.parquet as parquet
-    except ImportError:
-        with pytest.raises(UsageError, match="pip install pyarrow"):
-            export(job, "parquet", target)
-        return
-    export(job, "parquet", target)
-    assert parquet.read_table(target).num_rows == 2 * len(LOSSES)
+def test_parquet(session: SavedSession, tmp_path: Path) -> None:
+    target = export(session.attach("trial-1"), "parquet", tmp_path / "steps.parquet")
+    table = parquet.read_table(target)
+    assert tuple(table.column_names) == COLUMNS and {str(table.schema.field(n).type) for n in ("rank", "step")} == {
+        "int64"
+    }
+    losses = [row["loss"] for row in table.select(["rank", "loss"]).to_pylist() if row["rank"] == 0]
+    assert losses == LOSSES and table.column("loss").null_count == len(LOSSES)  # rank 1 reported none
+    assert stat.S_IMODE(target.stat().st_mode) == 0o600
+
+
+def test_parquet_says_what_it_needs(session: SavedSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(UsageError, match="pip install pyarrow"):
+        export(session.attach("trial-1"), "parquet", tmp_path / "steps.parquet")
+    assert not list(tmp_path.glob("*parquet*"))
 
 
 def test_what_cannot_be_exported(session: SavedSession, dtrain_home: Path, tmp_path: Path) -> None:

@@ -10,7 +10,6 @@ import importlib
 import io
 import json
 import math
-import os
 import struct
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -61,68 +60,82 @@ def _csv(job: Job, steps: Steps, target: Path) -> Path:
 
 
 def _parquet(job: Job, steps: Steps, target: Path) -> Path:
+    """The columns of `_csv`; what is not known is null."""
     try:
         arrow, parquet = importlib.import_module("pyarrow"), importlib.import_module("pyarrow.parquet")
     except ImportError:
-        raise UsageError("parquet needs pyarrow, which is not installed", hint="pip install pyarrow") from None
+        hint = "pip install pyarrow, which the extra 'export' brings as well; csv needs nothing"
+        raise UsageError("parquet needs pyarrow, which is not installed", hint=hint) from None
+    kinds = {name: arrow.int64() if name in ("rank", "step") else arrow.float64() for name in COLUMNS}
     columns = zip(*_rows(steps), strict=True)
-    table = arrow.table({name: list(column) for name, column in zip(COLUMNS, columns, strict=True)})
-    temporary = target.with_name(f".{target.name}.{os.getpid()}")
-    parquet.write_table(table, temporary)
-    temporary.replace(target)
+    arrays = [arrow.array(column, kind, from_pandas=True) for column, kind in zip(columns, kinds.values(), strict=True)]
+    data = io.BytesIO()
+    parquet.write_table(arrow.table(arrays, names=list(COLUMNS)), data)
+    atomic_write(target, data.getvalue())
     return target
 
 
 # --- chrome's trace events: chrome://tracing, Perfetto ----------------------------------------------------------------
+# Perfetto drops spans of a thread that cross each other, so they are clipped until they nest; whole µs stay exact.
 
 
 def _chrome(job: Job, steps: Steps, target: Path) -> Path:
     """A process a rank with its steps and their parts, one for the job with its attempts; marks as instants."""
     view = job.view()
     start = view.submitted_at
-    events: list[dict[str, Any]] = [_named(0, f"job {job.job_id}")]
+    events = _named(0, f"job {job.job_id}", "attempts")
     timeline = view.timeline
     if timeline is not None:
+        clock = 0
         for one in timeline.attempts:
-            end = timeline.end if one.end is None else one.end
-            events.append(_span(f"attempt {one.restart_count}", 0, one.start - start, end - one.start, "attempt"))
+            begin = max(clock, _micro(one.start - start))
+            clock = max(begin, _micro((timeline.end if one.end is None else one.end) - start))
+            events.append(_span(f"attempt {one.restart_count}", 0, begin, clock, "attempt"))
         events += [
             {"name": f"{mark.kind.value}: {mark.title}", "ph": "i", "s": "g", "pid": 0, "tid": 0, "cat": "mark",
              "ts": _micro(mark.time - start)}
             for mark in timeline.marks
         ]  # fmt: skip
     for rank, records in steps.items():
-        events.append(_named(rank + 1, f"rank {rank}"))
-        for record in records:
-            events += _step(rank + 1, record, start)
+        events += _named(rank + 1, f"rank {rank}", "steps")
+        clock = 0
+        for record in sorted(records, key=lambda one: one.end):
+            begin = max(clock, _micro(record.end - record.duration - start))
+            clock = max(begin, _micro(record.end - start))
+            events += _step(rank + 1, record, begin, clock)
     atomic_write(target, json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}).encode())
     return target
 
 
-def _step(pid: int, record: StepRecord, start: float) -> Iterator[dict[str, Any]]:
+def _step(pid: int, record: StepRecord, begin: int, end: int) -> Iterator[dict[str, Any]]:
     """The step, and its parts one after another: they are sums, whose true order inside the step is not kept."""
-    begin = record.end - record.duration - start
-    told = {name: value for name in ("samples", "tokens", "loss") if not math.isnan(value := getattr(record, name))}
-    yield _span(f"step {record.step}", pid, begin, record.duration, "step", told)
+    known = {name: value for name in ("samples", "tokens", "loss") if not math.isnan(value := getattr(record, name))}
+    told = {name: value if math.isfinite(value) else str(value) for name, value in known.items()}  # JSON has no inf
+    yield _span(f"step {record.step}", pid, begin, end, "step", told)
     for phase in PHASES:
-        if (seconds := getattr(record, phase)) > 0:
-            yield _span(phase, pid, begin, min(seconds, record.duration), "phase")
-            begin += seconds
+        if (until := min(begin + _micro(getattr(record, phase)), end)) > begin:
+            yield _span(phase, pid, begin, until, "phase")
+            begin = until
 
 
 def _span(
-    name: str, pid: int, begin: float, seconds: float, kind: str, told: Mapping[str, float] | None = None
+    name: str, pid: int, begin: int, end: int, kind: str, told: Mapping[str, float | str] | None = None
 ) -> dict[str, Any]:
-    event = {"name": name, "ph": "X", "pid": pid, "tid": 0, "cat": kind, "ts": _micro(begin), "dur": _micro(seconds)}
+    event = {"name": name, "ph": "X", "pid": pid, "tid": pid, "cat": kind, "ts": begin, "dur": end - begin}
     return {**event, "args": dict(told)} if told else event
 
 
-def _named(pid: int, name: str) -> dict[str, Any]:
-    return {"name": "process_name", "ph": "M", "pid": pid, "tid": 0, "args": {"name": name}}
+def _named(pid: int, process: str, thread: str) -> list[dict[str, Any]]:
+    bare = {"ph": "M", "pid": pid, "tid": pid}
+    return [
+        {"name": "process_name", **bare, "args": {"name": process}},
+        {"name": "process_sort_index", **bare, "args": {"sort_index": pid}},
+        {"name": "thread_name", **bare, "args": {"name": thread}},
+    ]
 
 
-def _micro(seconds: float) -> float:
-    return round(max(seconds, 0.0) * 1e6, 1)
+def _micro(seconds: float) -> int:
+    return round(max(seconds, 0.0) * 1e6)
 
 
 # --- TensorBoard: TFRecord files of protobuf Events -------------------------------------------------------------------
@@ -159,7 +172,11 @@ def _double(field: int, value: float) -> bytes:
 
 
 def _float(field: int, value: float) -> bytes:
-    return _varint(field << 3 | 5) + struct.pack("<f", value)
+    try:
+        data = struct.pack("<f", value)
+    except OverflowError:
+        data = struct.pack("<f", math.copysign(math.inf, value))
+    return _varint(field << 3 | 5) + data
 
 
 def _bytes(field: int, value: bytes) -> bytes:
