@@ -11,15 +11,19 @@ import hashlib
 import os
 import platform
 import re
+import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
 from workbench.origin import MAX_FILES, MAX_TEXT, Origin, Source
 from workbench.spec import EntrypointKind, JobSpec
+from workbench.store.saved import pickles
+from workbench.store.saved.document import GitState
 
 _DIST: Final = re.compile(r"(.+?)-([^-]+)(?:-py[\d.]+)?\.(?:dist-info|egg-info)\Z")
+GIT: Final = 5.0  # s
 _UP: Final = 24  # folders above a program in which its checkout is looked for
 
 
@@ -57,11 +61,23 @@ def _program(spec: JobSpec) -> tuple[str, tuple[Source, ...], tuple[str, ...]]:
         path, root = found, cwd
     elif spec.kind is EntrypointKind.SOURCE:
         return str(cwd), *_closure(cwd, list(_imports(spec.source, ())), [])
+    elif spec.kind is EntrypointKind.FUNCTION:
+        sources, left_out = _closure(cwd, [*sorted(modules_of(spec)), *_imports(spec.source, ())], [])
+        untold = () if spec.source else (f"the text of the function {spec.label}: it cannot be found",)
+        return str(cwd), sources, (*left_out, *untold)
     else:
         return "", (), ()
     if not path.is_file() or path.suffix not in (".py", ".pyw", ""):
         return str(root), (), (f"the code of {path.name}: it is no single file",)
     return str(root), *_closure(root, [], [path])
+
+
+def modules_of(spec: JobSpec) -> set[str]:
+    """Modules that a pickled function imports when it is loaded; it is not loaded here."""
+    try:
+        return pickles.modules(spec.payload) if spec.payload else set()
+    except ValueError:
+        return set()
 
 
 def _module_file(root: Path, name: str) -> Path | None:
@@ -213,3 +229,27 @@ def _head(git: Path) -> tuple[str, str]:
     packed = (common / "packed-refs").read_text().splitlines() if (common / "packed-refs").is_file() else []
     lines = [line.split() for line in packed if line.endswith(f" {ref}")]
     return (lines[0][0] if lines else ""), ref.removeprefix("refs/heads/")
+
+
+def git_state(origin: Origin | None) -> GitState | None:
+    """Which files of the job's code were not those of the commit."""
+    if origin is None or not origin.commit:
+        return None
+    try:
+        below = Path(origin.root).resolve().relative_to(Path(origin.repository).resolve())
+        names = {str(below / source.path): source for source in origin.sources}
+        tree = _ls_tree(origin, list(names))
+    except (OSError, ValueError, subprocess.SubprocessError):
+        return GitState(commit=origin.commit, branch=origin.branch)
+    changed = tuple(source.path for name, source in names.items() if tree.get(name) != source.blob)
+    return GitState(commit=origin.commit, branch=origin.branch, changed=changed)
+
+
+def _ls_tree(origin: Origin, names: Sequence[str]) -> Mapping[str, str]:
+    """Blobs of the commit by path."""
+    if not names:
+        return {}
+    command = ["git", "-C", origin.repository, "ls-tree", "-r", "-z", origin.commit, "--", *names]
+    done = subprocess.run(command, capture_output=True, timeout=GIT, check=True, stdin=subprocess.DEVNULL)
+    rows = [row.split("\t", 1) for row in done.stdout.decode(errors="replace").split("\0") if "\t" in row]
+    return {path: head.split()[2] for head, path in rows}

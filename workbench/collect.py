@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import os
 import platform
-import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -20,22 +19,20 @@ from msgspec.structs import replace
 import workbench.requests as rq
 from workbench import __version__
 from workbench.agent.logs import LogPage
-from workbench.capture import digest_of, installed
+from workbench.capture import digest_of, git_state, installed
 from workbench.errors import SavedFileError, WorkbenchError
 from workbench.events import CellSent, Event, LaunchRequested, OriginRecorded, decode_event, encode_event
 from workbench.feed import Bucket, Cursor, PoolStatus, StepPage, Update
-from workbench.origin import Origin
 from workbench.spec import EntrypointKind, JobSpec
 from workbench.state import Checkpoint, CheckpointTier
 from workbench.store.coverage import TIERS
-from workbench.store.saved import archive
+from workbench.store.saved import archive, pickles
 from workbench.store.saved.document import (
     FORMAT,
     NAME,
     VERSION,
     CodeEntry,
     Document,
-    GitState,
     HostShape,
     JobEntry,
     LogEntry,
@@ -53,7 +50,6 @@ LOG_BYTES: Final = 2**20  # of one rank; less where there are many
 LOGS_BYTES: Final = 16 * 2**20
 OUTPUT_BYTES: Final = 2**20
 LINES: Final = 200_000
-GIT: Final = 5.0  # s
 Ask = Callable[..., Any]  # (request, body, kind) -> value
 
 
@@ -62,6 +58,7 @@ class _Gathering:
     """What comes together while jobs are read."""
 
     ask: Ask
+    homes: tuple[str, ...]
     scrub: Scrubber
     env: tuple[str, ...]
     with_checkpoints: bool
@@ -86,7 +83,7 @@ def save(
     if not path.absolute().parent.is_dir():
         raise SavedFileError(f"there is no directory {path.absolute().parent}", hint="make it, or save elsewhere")
     homes = tuple({str(Path.home()), str(Path.home().resolve())})
-    gathering = _Gathering(ask, Scrubber(homes, os.environ), tuple(env), with_checkpoints)
+    gathering = _Gathering(ask, homes, Scrubber(homes, os.environ), tuple(env), with_checkpoints)
     jobs = [_job(gathering, job_id) for job_id in job_ids]
     texts = {digest: text.encode() for digest, text in gathering.code.items()}
     document = Document(
@@ -163,7 +160,7 @@ def _job(gathering: _Gathering, job_id: str) -> tuple[float, JobEntry]:
         contents=contents_of(checkpoints),
         included=_include(gathering, job_id, checkpoints) if gathering.with_checkpoints else (),
         env_left_out=tuple(sorted(name for name in state.spec.env if not is_allowed(name, gathering.env))),
-        git=_git(next((e.origin for e in update.events if isinstance(e, OriginRecorded)), None)),
+        git=git_state(next((e.origin for e in update.events if isinstance(e, OriginRecorded)), None)),
     )
     return state.submitted_at, entry
 
@@ -200,14 +197,26 @@ def _spec(gathering: _Gathering, job_id: str, spec: JobSpec, clean: JobSpec) -> 
     if hidden := sorted(set(spec.env) - set(kept)):
         hint = "save with --env NAME to keep one"
         gathering.left_out.append(f"{job_id}: values of environment variables: {', '.join(hidden)} ({hint})")
-    if spec.kind is EntrypointKind.FUNCTION:
-        gathering.left_out.append(f"{job_id}: the launched function, which is a pickle: it cannot be run again")
     return replace(
         clean,
+        payload=_function(gathering, job_id, spec),
         source=_code(gathering, spec.label, spec.source),
         env={name: gathering.scrub.text(value) for name, value in kept.items()},
         args=gathering.scrub.words(spec.args),
     )
+
+
+def _function(gathering: _Gathering, job_id: str, spec: JobSpec) -> bytes:
+    """The pickle of a launched function; empty, and said why, where it must not be told."""
+    if spec.kind is not EntrypointKind.FUNCTION:
+        return b""
+    scrub = Scrubber(gathering.homes, os.environ)
+    data, why = pickles.clean(spec.payload, scrub)
+    if why:
+        gathering.left_out.append(f"{job_id}: the launched function {spec.label}, which cannot be run again: {why}")
+    else:
+        gathering.scrub.removed.update(scrub.removed)
+    return data
 
 
 def _code(gathering: _Gathering, name: str, text: str) -> str:
@@ -370,31 +379,3 @@ def _files_in(folder: Path) -> list[Path]:
         return sorted(path for path in folder.iterdir() if path.is_file())
     except OSError:
         return []
-
-
-# --- git --------------------------------------------------------------------------------------------------------------
-
-
-def _git(origin: Origin | None) -> GitState | None:
-    """Which files of the job's code were not those of the commit."""
-    if origin is None or not origin.commit:
-        return None
-    state = GitState(commit=origin.commit, branch=origin.branch)
-    try:
-        below = Path(origin.root).resolve().relative_to(Path(origin.repository).resolve())
-        names = {str(below / source.path): source for source in origin.sources}
-        tree = _ls_tree(origin, list(names))
-    except (OSError, ValueError, subprocess.SubprocessError):
-        return state
-    changed = tuple(source.path for name, source in names.items() if tree.get(name) != source.blob)
-    return replace(state, changed=changed)
-
-
-def _ls_tree(origin: Origin, names: Sequence[str]) -> Mapping[str, str]:
-    """Blobs of the commit by path."""
-    if not names:
-        return {}
-    command = ["git", "-C", origin.repository, "ls-tree", "-r", "-z", origin.commit, "--", *names]
-    done = subprocess.run(command, capture_output=True, timeout=GIT, check=True, stdin=subprocess.DEVNULL)
-    rows = [row.split("\t", 1) for row in done.stdout.decode(errors="replace").split("\0") if "\t" in row]
-    return {path: head.split()[2] for head, path in rows}

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import os
 import shutil
+import textwrap
 import tokenize
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -11,9 +14,10 @@ from typing import Any
 
 import msgspec
 
-from workbench.errors import SpecError
-from workbench.spec import EntrypointKind, JobSpec
+from workbench.errors import CheckpointCorruptError, CheckpointNotFoundError, SpecError
+from workbench.spec import MAX_SOURCE, EntrypointKind, JobSpec
 from workbench.telemetry import CellFinished
+from workbench.training import catalogue
 
 
 def entry(
@@ -39,8 +43,20 @@ def entry(
     if callable(entrypoint):
         name = getattr(entrypoint, "__name__", type(entrypoint).__name__)
         payload = pickle_value((entrypoint, tuple(args), dict(kwargs)), f"{name}() cannot be sent to the ranks")
-        return EntrypointKind.FUNCTION, {"entrypoint": name, "payload": payload}
+        return EntrypointKind.FUNCTION, {"entrypoint": name, "payload": payload, "source": _text_of(entrypoint)}
     return EntrypointKind.SCRIPT, {"entrypoint": os.fspath(entrypoint), "args": words}
+
+
+def _text_of(function: Any) -> str:
+    """What people read to know what it does; empty where it cannot be had."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    is_plain = inspect.isroutine(function) or inspect.isclass(function)
+    try:
+        text = textwrap.dedent(inspect.getsource(function if is_plain else type(function)))
+    except (OSError, TypeError, SyntaxError):
+        return ""
+    return text if len(text) <= MAX_SOURCE else ""
 
 
 def spec_of(
@@ -78,7 +94,19 @@ def check_here(spec: JobSpec) -> JobSpec:
         script = (cwd / Path(spec.entrypoint).expanduser()).absolute()
         changes["entrypoint"] = str(script)
         _check_script(script, compiles=not spec.python)
+    if spec.resume_from:
+        changes["resume_from"] = str(_checkpoint(cwd / Path(spec.resume_from).expanduser()))
     return msgspec.structs.replace(spec, **changes)
+
+
+def _checkpoint(path: Path) -> Path:
+    """Looks at its manifest, names and sizes; ranks read every byte."""
+    found = catalogue.look(path.absolute())
+    if found.manifest is None:
+        raise CheckpointNotFoundError(f"{path} is no checkpoint: {found.problem}", hint="see: %dtrain checkpoints JOB")
+    if found.problem:
+        raise CheckpointCorruptError(f"the checkpoint {path} cannot be used: {found.problem}", hint="give another one")
+    return found.path
 
 
 def _check_script(script: Path, *, compiles: bool) -> None:

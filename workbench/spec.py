@@ -58,7 +58,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     entrypoint: str = ""
     kind: EntrypointKind = EntrypointKind.SCRIPT
     args: tuple[str, ...] = ()
-    source: str = ""
+    source: str = ""  # the program's text; of a function its own, for people to read
     payload: bytes = b""
     name: str = ""
     nnodes: int = 1
@@ -79,6 +79,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     checkpoint_dir: str = ""  # empty: the job's own folder
     checkpoint_keep: int = 3  # the newest so many
     checkpoint_keep_every: int = 0  # and each whose step is a multiple of it
+    resume_from: str = ""  # the folder of a checkpoint, of any job, that it begins from
     snapshot_every: int = 0  # copies in memory, in steps; 0: as often as they cost little, -1: never
     min_ranks: int = 0  # elastic: go on with so many when there are no slots for all; 0: all or none
     min_nnodes: int = 0
@@ -189,6 +190,11 @@ def _complaints(spec: JobSpec) -> list[tuple[bool, str, str]]:
             "give seconds, 0 for never",
         ),
         (
+            bool(spec.resume_from) and kind is EntrypointKind.INTERACTIVE,
+            "an interactive job cannot begin from a checkpoint",
+            "have a cell load it",
+        ),
+        (
             spec.snapshot_every < -1,
             f"snapshot_every is {spec.snapshot_every}",
             "give steps, 0 for as often as it costs little, -1 for never",
@@ -234,7 +240,20 @@ def _complaints(spec: JobSpec) -> list[tuple[bool, str, str]]:
             "use NAME=VALUE",
         ),
         (
-            any(map(_is_no_text, (spec.entrypoint, spec.cwd, spec.python, *spec.args, *spec.env, *spec.env.values()))),
+            any(
+                map(
+                    _is_no_text,
+                    (
+                        spec.entrypoint,
+                        spec.cwd,
+                        spec.python,
+                        spec.resume_from,
+                        *spec.args,
+                        *spec.env,
+                        *spec.env.values(),
+                    ),
+                )
+            ),
             "a path, an argument or an environment variable has a NUL byte or is not UTF-8",
             "no process can be given one",
         ),

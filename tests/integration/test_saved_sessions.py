@@ -8,16 +8,18 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import papermill
 import pytest
 
 import workbench as wb
 from tests.integration.conftest import await_phase
 from tests.integration.test_cli_real import dtrain
+from tests.unit.test_training_catalogue import save as save_checkpoint
 from workbench.errors import UsageError
 from workbench.events import OriginRecorded
 from workbench.saved.rerun import Checking, rerun
 from workbench.saved.session import load_session
-from workbench.saved.traces import trace_of
+from workbench.saved.traces import steps_of, trace_of
 from workbench.session import Job, Session
 from workbench.state import JobPhase
 from workbench.store.saved.seal import key_path
@@ -48,6 +50,24 @@ import torch
 def loss(model, step):
     x = torch.randn(8, 4, generator=torch.Generator().manual_seed(step))
     return (model(x) - x.sum(1, keepdim=True)).square().mean()
+"""
+STEPS = """\
+import argparse, torch
+from workbench.training import Run
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--epochs", type=int, default=2)
+data = torch.utils.data.TensorDataset(torch.arange(80.0).reshape(20, 4))
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
+loader = torch.utils.data.DataLoader(data, batch_size=2, shuffle=True)
+epochs = parser.parse_args().epochs
+for step, (x,) in Run.current().steps(loader, {"model": model, "optimizer": optimizer}, epochs=epochs):
+    loss = model(x).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    Run.current().report(loss=loss)
+    optimizer.step()
 """
 CELL = """\
 # dtrain: parameters
@@ -148,6 +168,63 @@ def test_a_sweep_of_a_cells_parameters_is_queued(session: Session, tmp_path: Pat
     assert again.is_well
 
 
+def test_a_rerun_begins_from_a_saved_checkpoint(session: Session, tmp_path: Path) -> None:
+    options = {"checkpoint_every": 8, "max_steps": 12, "seed": 3, "cwd": str(tmp_path)}
+    job = session.launch(source=STEPS, name="steps", nproc_per_node=1, **options)
+    job.wait(30)
+    session.save(tmp_path / "run.dtrain", [job], with_checkpoints=True)
+    result = rerun(tmp_path / "run.dtrain", from_checkpoint=8, check=Checking(exact=True), session=session)
+    assert result.is_well and set(lines_of(result).values()) <= {"same", ""}, result.done[0]
+    assert min(record.step for record in steps_of(result.jobs[0])[0]) == 9
+    shutil.rmtree(Path(job.checkpoints[0].path).parent)  # the newest is in the file
+    done = dtrain("rerun", str(tmp_path / "run.dtrain"), "--from-checkpoint", "newest", "--steps", "14", "--json")
+    assert done.returncode == 0, done.stdout + done.stderr
+    again = session.attach(json.loads(done.stdout)[0]["job_id"])
+    assert [record.step for record in steps_of(again)[0]] == [13, 14]
+
+
+def test_a_program_that_restores_nothing_does_not_begin_from_a_checkpoint(session: Session, tmp_path: Path) -> None:
+    save_checkpoint(tmp_path / "checkpoints", 20)
+    options = {"checkpoint_dir": str(tmp_path / "checkpoints"), "nproc_per_node": 1, "name": "blind"}
+    job = session.launch(source="print('hello')", **options)
+    job.wait(30)
+    session.save(tmp_path / "run.dtrain", [job])
+    result = rerun(tmp_path / "run.dtrain", from_checkpoint=True, session=session)
+    assert not result.is_well and "did not go on from the checkpoint of step 20" in result.done[0].reason
+
+
+def test_a_function_runs_again_from_its_pickle(session: Session, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of this very program, by value, and one of a module, by reference, whose file has changed since."""
+    monkeypatch.syspath_prepend(folder)
+    factor = 3
+
+    def scaled(value: int) -> int:
+        import os
+
+        print("scaled", factor * value * (1 + int(os.environ["RANK"])), flush=True)
+        return factor * value
+
+    scaled.__module__ = "__main__"  # as in a notebook: pickled by value
+    (folder / "calls.py").write_text("def double(x):\n    print('twice', 2 * x, flush=True)\n    return 2 * x\n")
+    import calls
+
+    jobs = [
+        session.launch(scaled, args=[5], nproc_per_node=2, name="scaled"),
+        session.launch(calls.double, args=[4], nproc_per_node=1, cwd=str(folder), name="double"),
+    ]
+    assert [job.result(30) for job in jobs] == [[15, 15], [8]]
+    path = folder / "run.dtrain"
+    session.save(path, jobs)
+    (folder / "calls.py").write_text("raise SystemExit(3)\n")
+    with load_session(path) as saved:
+        assert "factor * value" in saved.attach("scaled").code["scaled"]
+        assert saved.attach("double").code["calls.py"].startswith("def double")
+    result = rerun(path, session=session)
+    assert result.is_well, [done.reason for done in result.done]
+    assert [job.result() for job in result.jobs] == [[15, 15], [8]]
+    assert result.jobs[0].logs(rank=1) == "scaled 30\n" and result.jobs[1].logs(rank=0) == "twice 8\n"
+
+
 def test_cells_of_an_interactive_job_run_again_in_order(session: Session, tmp_path: Path) -> None:
     job = session.launch(interactive=True, nproc_per_node=2, name="cells")
     await_phase(job, JobPhase.HEALTHY)
@@ -206,6 +283,22 @@ def test_what_is_missing_is_said_before_anything_starts(session: Session, folder
     done = dtrain("rerun", str(path), "--check")
     assert done.returncode == 2 and "no_such_package_x is not installed" in done.stderr
     assert session.job_ids() == known
+
+
+def test_papermill_runs_a_notebook_of_a_session_with_other_parameters(session: Session, folder: Path) -> None:
+    job = trained(session, folder)
+    session.save(folder / "run.dtrain", [job])
+    done = dtrain("notebook", str(folder / "run.dtrain"))
+    assert done.returncode == 0, done.stderr
+    known = set(session.job_ids())
+    settings = {"run_again": True, "settings": {"lr": 0.3}}
+    executed = papermill.execute_notebook(
+        folder / "run.ipynb", folder / "out.ipynb", settings, cwd=folder, progress_bar=False, kernel_name="python3"
+    )
+    assert [cell.metadata.tags for cell in executed.cells if "injected-parameters" in cell.metadata.tags]
+    printed = "".join(output.get("text", "") for cell in executed.cells for output in cell.get("outputs", ()))
+    (new,) = set(session.job_ids()) - known
+    assert f"{new} SUCCEEDED" in printed and session.attach(new).spec.args == ("--lr", "0.3")
 
 
 def test_the_quickstarts_job_is_a_regression_test_of_itself(session: Session, tmp_path: Path) -> None:

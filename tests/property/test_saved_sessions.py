@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import tempfile
 from pathlib import Path
 
@@ -57,7 +58,8 @@ records = st.builds(
 def no_mark(event: Event) -> bool:
     """Code never looks like what stands for code, and holds no mark of a home: `collect` sees to it."""
     data = msgspec.json.encode(event)
-    return b"code:" not in data and HOME_IN_CODE.encode() not in data
+    marks = (b"code:", base64.b64encode(b"pickle")[:8])
+    return not any(mark in data for mark in marks) and HOME_IN_CODE.encode() not in data
 
 
 @pytest.fixture
@@ -130,6 +132,14 @@ def test_a_secret_does_not_get_through(before: str, secret: str, after: str) -> 
     scrub = Scrubber()
     assert body not in scrub.text(f"{before}\n{secret}\n{after}")
     assert scrub.removed.total() >= 1
+
+
+@pytest.mark.parametrize(
+    "text", ["# Basic functionality of the model", "Basic classification", "id_token = base64url_encode(json.dumps(x))"]
+)
+def test_prose_and_calls_are_no_secrets(text: str) -> None:
+    """Else code that nobody has a secret in could not be run again."""
+    assert Scrubber().code(text) == text
 
 
 @settings(max_examples=300, deadline=None)

@@ -72,6 +72,28 @@ def test_nan_before_every_checkpoint_takes_the_job_to_its_start_and_not_to_the_n
     assert story.starts[3] == "", "the newest is one of the new run"
 
 
+def test_a_job_may_begin_from_a_checkpoint_of_another() -> None:
+    """That is its start: it goes back there while it has none of its own, and never to nothing."""
+    story = Story(on_nan=NanPolicy.ROLLBACK, max_restarts=9, resume_from="/other/40")
+    story.die()
+    story.go_on_from(40)
+    story.save(50)
+    story.die()
+    assert story.starts == ["/other/40", "/other/40", ""]
+    story.nan(step=45)
+    assert story.starts[3] == "/other/40" and story.known == []
+    story.pool.cancel(JOB)
+    story.pool.run()
+    story.pool.resume(JOB)
+    story.pool.run()
+    assert story.starts[4] == "/other/40"
+    story.pool.cancel(JOB)
+    story.pool.run()
+    story.pool.resume(JOB, step=0, path=THE_START)
+    story.pool.run()
+    assert story.starts[5] == THE_START
+
+
 def test_what_is_saved_again_after_going_back_is_no_progress() -> None:
     """Else a job that always fails at the same step goes round for ever."""
     story = Story(max_restarts=5, checkpoint_keep=5)

@@ -363,7 +363,7 @@ def test_a_document_that_was_edited_is_nobodys(saved: Path) -> None:
         assert not session.is_ours
 
 
-@pytest.mark.parametrize(("version", "match"), [(2, "version 2; this dtrain workbench reads 1"), (0, "version 0")])
+@pytest.mark.parametrize(("version", "match"), [(3, "version 3; this dtrain workbench reads 1, 2"), (0, "version 0")])
 def test_other_versions(saved: Path, version: int, match: str) -> None:
     document = json.loads(members(saved)[DOCUMENT])
     refused(rewrite(saved, {DOCUMENT: json.dumps({**document, "version": version}).encode()}), match)
@@ -430,6 +430,12 @@ def test_files_of_older_versions_load(path: Path, dtrain_home: Path) -> None:
         assert job.phase is JobPhase.SUCCEEDED and job.view().step == len(LOSSES)
         assert job.code["trial"] == CODE and job.logs(rank=0) == "rank 0: accuracy 97.5%\n"
         assert [record.loss for record in session.record("trial-1").steps(0)] == LOSSES
+
+
+def test_a_function_of_version_2_is_there(dtrain_home: Path) -> None:
+    with load_session(VERSIONS[1]) as session:
+        job = session.attach("hello-1")
+        assert job.code["hello"].startswith("def hello(name)") and job.spec.payload.startswith(b"\x80\x04")
 
 
 def test_there_is_a_file_of_every_version() -> None:

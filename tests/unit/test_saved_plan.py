@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,14 +12,19 @@ import pytest
 
 from tests.unit.fake_session import FakeSession, context_of
 from tests.unit.saved_files import CODE, SPEC, FakeAsk, fake, interactive, save_fake
+from tests.unit.test_training_catalogue import save as save_checkpoint
+from workbench.agent.checkpoints import to_value
 from workbench.capture import capture
-from workbench.errors import UsageError
+from workbench.entrypoint import check_here
+from workbench.errors import CheckpointCorruptError, CheckpointNotFoundError, UsageError
 from workbench.events import OriginRecorded
 from workbench.origin import Origin, Source
+from workbench.saved.beginning import NEWEST, problem_of
 from workbench.saved.plan import Changes, Plan, is_inside
 from workbench.saved.rerun import demand, placed, prepare
 from workbench.saved.session import load_session
 from workbench.spec import EntrypointKind, JobSpec
+from workbench.training import catalogue
 from workbench.verbs.table import run
 
 replace = msgspec.structs.replace
@@ -95,6 +102,20 @@ def test_what_keeps_a_job_from_running_again(dtrain_home: Path, tmp_path: Path, 
         demand(session, [plan], yes=True)
 
 
+def test_an_empty_file_and_a_secret_in_what_runs_in_place_are_no_matter(dtrain_home: Path, tmp_path: Path) -> None:
+    package = tmp_path / "package"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "keys.py").write_text("token = 'hf_abcdefghijklmnopqrst'\n")
+    (package / "other.py").write_text("x = 1\n")
+    spec = replace(SPEC, source="import package.keys, package.other\n", cwd=str(tmp_path))
+    save_fake(tmp_path / "run.dtrain", asked=fake(spec, origin=capture(spec)))
+    assert planned(tmp_path / "run.dtrain").problems == ()
+    (package / "other.py").write_text("x = 2\n")
+    (problem,) = planned(tmp_path / "run.dtrain").problems
+    assert problem.startswith("a secret was taken out of package/keys.py")
+
+
 def test_what_is_not_as_it_was_is_said(dtrain_home: Path, tmp_path: Path) -> None:
     origin = Origin(root=str(tmp_path), packages={"torch": "1.0"}, python="3.1", platform="Plan9-vax", cores=999)
     spec = replace(SPEC, env={"MODEL": "x"}, cwd="/nowhere/at/all", checkpoint_dir="/nowhere/ck")
@@ -132,6 +153,94 @@ def test_cells_of_an_interactive_job_are_in_its_plan(dtrain_home: Path, tmp_path
     save_fake(tmp_path / "run.dtrain", asked=interactive())
     (attempt,) = planned(tmp_path / "run.dtrain").attempts
     assert [cell.source for cell in attempt.cells] == ["x = 1\n"]
+
+
+# --- from a checkpoint ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def checkpoints(dtrain_home: Path, tmp_path: Path) -> Path:
+    """Checkpoints of steps 20 and 40; `run.dtrain` names them, `with.dtrain` holds the newest."""
+    folder = tmp_path / "checkpoints"
+    for step in (20, 40):
+        save_checkpoint(folder, step)
+
+    def known(asked: FakeAsk) -> None:
+        asked.checkpoints = [to_value(found) for found in catalogue.scan(folder)]
+
+    save_fake(tmp_path / "run.dtrain", known)
+    save_fake(tmp_path / "with.dtrain", known, with_checkpoints=True)
+    return folder
+
+
+def beginning(path: Path, step: int) -> str:
+    """Where a rerun begins, in the words of the plan, or why it cannot."""
+    plan = planned(path, Changes(checkpoint=step))
+    assert (plan.beginning is None) == bool(plan.problems)
+    return plan.problems[0] if plan.problems else plan.notes[0]
+
+
+def test_a_rerun_begins_from_a_checkpoint_where_it_lies(checkpoints: Path) -> None:
+    path = checkpoints.parent / "run.dtrain"
+    assert beginning(path, 20) == "begins from the checkpoint of step 20"
+    assert beginning(path, NEWEST) == "begins from the checkpoint of step 40"
+    assert beginning(path, 30) == "it has no checkpoint of step 30: there are 20, 40"
+    assert planned(path).beginning is None
+    with load_session(path) as session:
+        (plan,) = prepare(session, None, Changes(checkpoint=20))
+        assert plan.beginning is not None
+        assert plan.beginning.place(session.archive) == str(checkpoints / "step-00000020")
+
+
+def test_a_checkpoint_that_is_not_what_was_saved_is_refused(checkpoints: Path) -> None:
+    path, data = checkpoints.parent / "run.dtrain", checkpoints / "step-00000040" / "__0_0.distcp"
+    data.write_bytes(data.read_bytes()[:-1] + b"!")
+    assert "__0_0.distcp is damaged: its checksum is" in beginning(path, 40)
+    assert beginning(path, NEWEST) == "begins from the checkpoint of step 20"
+    shutil.rmtree(checkpoints / "step-00000040")
+    assert re.fullmatch(r"the checkpoint of step 40 is not in run.dtrain, and no longer at .*: save with "
+                        "--with-checkpoints, or put it back", beginning(path, 40))  # fmt: skip
+    save_checkpoint(checkpoints, 40, {"other": b"x"})
+    assert beginning(path, 40).endswith("it is another one than when the session was saved")
+    shutil.rmtree(checkpoints)
+    assert beginning(path, NEWEST).endswith("; nor any of the 1 before it")
+    with load_session(path) as session, pytest.raises(UsageError, match="and no longer at"):
+        demand(session, prepare(session, None, Changes(checkpoint=40)), yes=True)
+
+
+def test_an_included_checkpoint_is_put_into_the_home(checkpoints: Path, dtrain_home: Path) -> None:
+    shutil.rmtree(checkpoints)
+    with load_session(checkpoints.parent / "with.dtrain") as session:
+        (plan,) = prepare(session, None, Changes(checkpoint=NEWEST))
+        assert plan.problems == () and plan.beginning is not None and not (dtrain_home / "reruns").exists()
+        where = Path(plan.beginning.place(session.archive))
+        assert where.is_relative_to(dtrain_home / "reruns") and problem_of(where) == ""
+        (where / ".metadata").write_bytes(b"edited")
+        assert plan.beginning.place(session.archive) == str(where) and problem_of(where) == "", "put there anew"
+        assert not list(where.glob(".*.*")), "no temporary file is left"
+
+
+def test_a_job_that_saved_nothing_cannot_begin_from_a_checkpoint(script: Path) -> None:
+    assert "launch with --checkpoint-every N" in beginning(script / "run.dtrain", NEWEST)
+
+
+def test_a_job_that_began_from_a_checkpoint_does_so_again(checkpoints: Path, tmp_path: Path) -> None:
+    asked = fake(replace(SPEC, resume_from=str(checkpoints / "step-00000020")))
+    save_fake(tmp_path / "again.dtrain", asked=asked)
+    assert planned(tmp_path / "again.dtrain").notes[0] == "begins from the checkpoint of step 20"
+    shutil.rmtree(checkpoints)
+    (problem,) = planned(tmp_path / "again.dtrain").problems
+    assert "it began from the checkpoint" in problem and problem.endswith("give --from-checkpoint STEP")
+
+
+def test_a_launch_from_what_is_no_checkpoint_is_refused(checkpoints: Path, tmp_path: Path) -> None:
+    spec = replace(SPEC, resume_from="checkpoints/step-00000040", cwd=str(tmp_path))
+    assert check_here(spec).resume_from == str(checkpoints / "step-00000040")
+    (checkpoints / "step-00000040" / ".metadata").write_bytes(b"")
+    with pytest.raises(CheckpointCorruptError, match="metadata is empty"):
+        check_here(spec)
+    with pytest.raises(CheckpointNotFoundError, match="it is not there"):
+        check_here(replace(spec, resume_from="checkpoints/step-00000041"))
 
 
 # --- verbs ------------------------------------------------------------------------------------------------------------
@@ -199,3 +308,7 @@ def test_a_dry_run_says_all_and_starts_nothing(script: Path) -> None:
     told = context.screen.text("out")
     assert "train.py --lr 1 on 2 ranks, 2 times" in told and "set lr=2" in told
     assert outcome.code == 0 and len(outcome.document[0]["specs"]) == 2 and context.opened == []
+    outcome = run(context, ["rerun", str(script / "run.dtrain"), "--from-checkpoint", "newest", "--dry-run"])
+    assert outcome.code == 1 and "it has saved no checkpoint" in outcome.document[0]["problems"][0]
+    with pytest.raises(UsageError, match="--from-checkpoint wants a step, or newest"):
+        run(context, ["rerun", "x", "--from-checkpoint", "-1"])

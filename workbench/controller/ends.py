@@ -38,7 +38,7 @@ from workbench.policy.failure import (
     raise_failure,
 )
 from workbench.policy.recovery import Action, Decision, count_fault, decide, least_ranks
-from workbench.state import Failure, FailureKind, JobPhase, JobState, RankPhase
+from workbench.state import THE_START, Failure, FailureKind, JobPhase, JobState, RankPhase
 
 STALL_GRACE: Final = 0.5  # s: a rank that hangs in C++ never gets to a handler of SIGTERM
 FEWER_AFTER: Final = 10.0  # s that an elastic job waits for all its slots
@@ -160,7 +160,8 @@ def _restart(state: JobState, time: float) -> Outcome:
         return ended, (*commands, *more)
     fresh = replace(counted, restart_count=told.restart_count + 1, fruitless=told.fruitless + 1)
     if decision.action is Action.FALL_BACK:
-        fresh = go_back(fresh, decision.resume, decision.step)
+        first = state.spec.resume_from or THE_START
+        fresh = go_back(fresh, first if decision.resume == THE_START else decision.resume, decision.step)
     reason = f"{fresh.restarts}: {told.failure.reason}{_also(decision)}"
     begun, more = begin_again(fresh, reason, time)
     older = (ForgetCopies(job_id=state.job_id),) if decision.action is Action.FALL_BACK else ()

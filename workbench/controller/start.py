@@ -28,6 +28,7 @@ def launch(event: LaunchRequested) -> Outcome:
         reason="waiting for slots",
         submitted_at=event.time,
         phase_since=event.time,
+        resume=event.spec.resume_from,
     )
     deadline = event.time + FEWER_AFTER if least_ranks(state) else None
     return replace(state, deadline=deadline), (request_slots(state),)

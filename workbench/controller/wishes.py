@@ -54,10 +54,11 @@ def resume(state: JobState, event: ResumeRequested) -> Outcome:
     where = "the start" if event.path == THE_START else step
     on = "" if event.ranks is None else f" on {ranks_text(event.ranks)}"
     chosen = replace(state, resume="") if event.step is None else go_back(state, event.path, event.step)
+    begun_from = "" if state.checkpoints or event.step is not None else state.spec.resume_from
     fresh = replace(
         chosen,
         restart_count=state.restart_count + 1,
-        resume=event.path,
+        resume=event.path or begun_from,
         ranks_wanted=state.ranks_wanted if event.ranks is None else event.ranks,
         fruitless=0,
         furthest=0,

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from workbench.saved.session import SavedJob, origin_of
 from workbench.saved.traces import trace_of
 from workbench.session import Job
-from workbench.spec import EntrypointKind
 from workbench.views.report import Chapter, report_html
 
 
@@ -45,5 +44,5 @@ def _chapter(job: Job) -> Chapter:
 
 def _code_of(job: Job) -> dict[str, str]:
     spec = job.spec
-    own = {spec.label: spec.source} if spec.kind is EntrypointKind.SOURCE else {}
+    own = {spec.label: spec.source} if spec.source else {}
     return own | {source.path: source.text for source in origin_of(job.events()).sources if source.text}

@@ -17,9 +17,11 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from workbench.capture import digest_of, installed, top_imports
+from workbench.capture import digest_of, installed, modules_of, top_imports
+from workbench.errors import UsageError
 from workbench.events import CellSent, FaultInjected, ResizeRequested, ResumeRequested
 from workbench.origin import Origin
+from workbench.saved.beginning import Beginning, beginning_of
 from workbench.saved.parameters import Setting, apply, sweep
 from workbench.saved.session import SavedJob, SavedSession
 from workbench.spec import EntrypointKind, JobSpec
@@ -31,12 +33,16 @@ _SHOWN: Final = 8
 
 @dataclass(frozen=True)
 class Changes:
-    """What is to be other than it was. `settings`: values by name, several of one name are a sweep."""
+    """What is to be other than it was. `settings`: values by name, several of one name are a sweep.
+
+    `checkpoint`: begin from the saved one of that step (`beginning.NEWEST`); None: as the job itself began.
+    """
 
     settings: Sequence[tuple[str, Sequence[str]]] = ()
     nproc_per_node: int | None = None
     steps: int | None = None
     env: Mapping[str, str] = field(default_factory=dict)
+    checkpoint: int | None = None
 
 
 @dataclass(frozen=True)
@@ -54,10 +60,14 @@ class Attempt:
 
 @dataclass(frozen=True)
 class Plan:
-    """One saved job's rerun: `attempts` are queued together. With `problems` nothing may start; `notes` are said."""
+    """One saved job's rerun: `attempts` are queued together. With `problems` nothing may start; `notes` are said.
+
+    `beginning`: the checkpoint that they go on from, None where they begin at the start.
+    """
 
     job: SavedJob
     attempts: tuple[Attempt, ...]
+    beginning: Beginning | None = None
     problems: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
@@ -70,10 +80,16 @@ def make_plan(session: SavedSession, job: SavedJob, changes: Changes) -> Plan:
     problems += code_problems
     notes += code_notes
     if spec.kind is EntrypointKind.FUNCTION:
-        problems.append("it ran a function, whose pickle is not in a saved session: launch it from its own program")
+        problems += _unpickled(job)
+        notes += _of_pickles(session, spec)
     attempts = tuple(_attempt(base, files, job, changes, settings) for settings in sweep(changes.settings))
     problems += _unfilled(attempts)
-    return Plan(job, attempts, tuple(dict.fromkeys(problems)), tuple(dict.fromkeys([*notes, *_untold(session, job)])))
+    beginning, problem = beginning_of(job, changes.checkpoint, _here(spec.resume_from) if spec.resume_from else None)
+    problems += [problem] if problem else []
+    if beginning is not None:
+        notes.insert(0, f"begins from the checkpoint of step {beginning.step:,}")
+    notes += _untold(session, job)
+    return Plan(job, attempts, beginning, tuple(dict.fromkeys(problems)), tuple(dict.fromkeys(notes)))
 
 
 def _attempt(
@@ -84,6 +100,11 @@ def _attempt(
     settings: tuple[Setting, ...],
 ) -> Attempt:
     texts, origin = job.code, job.origin
+    if base.kind is EntrypointKind.FUNCTION and settings and not origin.sources:
+        raise UsageError(
+            f"{job.spec.label} is a function, whose arguments are in its pickle",
+            hint="launch it with others from its own program",
+        )
     name = job.spec.label if base.kind is EntrypointKind.SOURCE else next((s.path for s in origin.sources), "")
     program = texts.get(name, "")
     others = [text for other, text in texts.items() if other != name]
@@ -119,32 +140,29 @@ def _place_code(session: SavedSession, job: SavedJob) -> tuple[JobSpec, Mapping[
     if spec.cwd and not cwd.is_dir():
         notes.append(f"its working directory {spec.cwd} is not here: it runs in {_told(Path.cwd())}")
         cwd = Path.cwd()
-    spec = replace(spec, cwd=str(cwd), python=_python(spec.python))
+    spec = replace(spec, cwd=str(cwd), python=_python(spec.python), resume_from="")
     if spec.checkpoint_dir:
         spec = replace(spec, checkpoint_dir="")
         notes.append("its checkpoints go to the new job's own folder, and it begins without one")
-    if spec.kind in (EntrypointKind.INTERACTIVE, EntrypointKind.FUNCTION):
+    if spec.kind is EntrypointKind.INTERACTIVE:
         return spec, {}, notes, [f"cell {e.cell_id} was too long to be kept" for e in job.events()
                                  if isinstance(e, CellSent) and not e.source]  # fmt: skip
-    cut = _cut(session, job)
-    is_cell = spec.kind is EntrypointKind.SOURCE
+    is_cell = spec.kind in (EntrypointKind.SOURCE, EntrypointKind.FUNCTION)
+    own = [spec.label] if spec.kind is EntrypointKind.SOURCE and REMOVED in spec.source else []
     changed = [source.path for source in origin.sources if not _is_unchanged(origin, source.path, source.digest)]
-    if not changed and not (is_cell and cut):
+    if not changed:
         root = _here(origin.root)
         path = str(root / origin.sources[0].path) if spec.kind is EntrypointKind.SCRIPT and origin.sources else ""
-        problem = [] if is_cell or origin.sources else ["its code was not saved with it"]
-        return replace(spec, entrypoint=path or spec.entrypoint), {}, notes, problem
-    lost = [source.path for source in origin.sources if not source.text]
-    problems = [
-        f"a secret was taken out of {name}: put it into the environment, or run the program itself" for name in cut
-    ]
+        problems = _without(own) if is_cell or origin.sources else ["its code was not saved with it"]
+        return replace(spec, entrypoint=path or spec.entrypoint), {}, notes, problems
+    lost = [source.path for source in origin.sources if not source.text and source.digest != digest_of(b"")]
+    problems = _without([*own, *(source.path for source in origin.sources if REMOVED in source.text)])
     problems += [f"{name} has changed, and the text that was launched was too large to be kept" for name in lost]
     problems += [f"{source.path!r} is no path for code" for source in origin.sources if not is_inside(source.path)]
-    if changed:
-        where = "" if spec.kind is EntrypointKind.SCRIPT else ", in a folder of its own"
-        notes.append(f"changed or missing here, so what was saved is run{where}: {_some(changed)}")
+    where = "" if spec.kind is EntrypointKind.SCRIPT else ", in a folder of its own"
+    notes.append(f"changed or missing here, so what was saved is run{where}: {_some(changed)}")
     files = {source.path: source.text for source in origin.sources}
-    return replace(spec, **(_in_folder(job, origin.sources[0].path) if files else {})), files, notes, problems
+    return replace(spec, **_in_folder(job, origin.sources[0].path)), files, notes, problems
 
 
 def _in_folder(job: SavedJob, program: str) -> dict[str, str]:
@@ -169,9 +187,10 @@ def _is_unchanged(origin: Origin, path: str, digest: str) -> bool:
         return False
 
 
-def _cut(session: SavedSession, job: SavedJob) -> list[str]:
-    """Names of the job's texts that secrets were taken out of."""
-    return [name for name, text in job.code.items() if REMOVED in text]
+def _without(names: Sequence[str]) -> list[str]:
+    return [
+        f"a secret was taken out of {name}: put it into the environment, or run the program itself" for name in names
+    ]
 
 
 def _here(path: str) -> Path:
@@ -183,6 +202,26 @@ def _here(path: str) -> Path:
 
 def _python(path: str) -> str:
     return str(_here(path)) if path else ""
+
+
+def _unpickled(job: SavedJob) -> list[str]:
+    """What keeps a launched function from being run."""
+    if not job.spec.payload:
+        return [f"the pickle of the function {job.spec.label} is not in the file: launch it from its own program"]
+    was, now = (version.split(".")[:2] for version in (job.origin.python, platform.python_version()))
+    if job.origin.python and was != now:
+        return [
+            f"the function {job.spec.label} is a pickle of Python {'.'.join(was)}, which {'.'.join(now)} cannot read: "
+            f"rerun it with Python {'.'.join(was)}, or launch it from its own program"
+        ]
+    return []
+
+
+def _of_pickles(session: SavedSession, spec: JobSpec) -> list[str]:
+    """What a person has to know who would read before it is run."""
+    if not spec.source:
+        return [f"the text of the function {spec.label} could not be had: what runs is in a pickle only"]
+    return [] if session.is_ours else ["what runs is a pickle; that it does what its text says is the sender's word"]
 
 
 def _unfilled(attempts: Sequence[Attempt]) -> list[str]:
@@ -199,7 +238,8 @@ def _packages(job: SavedJob) -> list[str]:
         return []
     own = {source.path.partition("/")[0].removesuffix(".py") for source in job.origin.sources}
     names = {name for text in [*job.code.values(), *_cells(job)] for name in top_imports(text)}
-    missing = sorted(name for name in names - own - set(sys.stdlib_module_names) if not _can_import(name))
+    names |= {name.partition(".")[0] for name in modules_of(job.spec)}
+    missing = sorted(name for name in names - own - {*sys.stdlib_module_names, "__main__"} if not _can_import(name))
     was = job.origin.packages
     return [f"{name} is not installed{_version(was, name)}" for name in missing]
 
@@ -228,6 +268,7 @@ def _differences(session: SavedSession, job: SavedJob, spec: JobSpec) -> list[st
         notes.append(f"its ranks ran under {spec.python}: what is installed there is not looked at")
     else:
         used = {name.lower().replace("_", "-") for text in job.code.values() for name in top_imports(text)}
+        used |= {"cloudpickle"} if spec.kind is EntrypointKind.FUNCTION else set()
         now, was = installed(), origin.packages
         others = [f"{name} {was[name]} → {now[name]}" for name in sorted({*used, *MATTER} & was.keys() & now.keys())
                   if was[name] != now[name]]  # fmt: skip

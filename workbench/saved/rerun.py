@@ -16,6 +16,8 @@ from msgspec.structs import replace
 
 from workbench.capture import digest_of
 from workbench.errors import JobError, UsageError
+from workbench.events import CheckpointRefused, RunResumed
+from workbench.saved.beginning import NEWEST, Beginning
 from workbench.saved.plan import Attempt, Changes, Plan, is_inside, make_plan
 from workbench.saved.session import SavedJob, SavedSession, load_session
 from workbench.saved.traces import trace_of
@@ -75,6 +77,7 @@ def rerun(
     set: Mapping[str, Any] | None = None,
     nproc_per_node: int | None = None,
     steps: int | None = None,
+    from_checkpoint: int | bool | None = None,
     check: bool | Checking = False,
     out: str | os.PathLike[str] | None = None,
     yes: bool = False,
@@ -82,12 +85,15 @@ def rerun(
 ) -> Rerun:
     """Run a saved session's jobs again (or one of them) and wait for their ends.
 
-    `set`: other values for parameters and options by name; a list of values is a sweep. `yes`: run code that was not
-    saved from this DTRAIN_HOME. `check`: compare each with the saved run. `out`: save what was run. `session`: where;
-    this machine's default pool if None. Raises `UsageError` before anything starts; a job that fails is in the answer.
+    `set`: other values for parameters and options by name; a list of values is a sweep. `steps`: end well at that one.
+    `from_checkpoint`: begin from the saved one of that step, or (True) the newest. `yes`: run code that was not saved
+    from this DTRAIN_HOME. `check`: compare each with the saved run. `out`: save what was run. `session`: where; this
+    machine's default pool if None. Raises `UsageError` before anything starts; a job that fails is in the answer.
     """
     given = {name: value if isinstance(value, list | tuple) else [value] for name, value in (set or {}).items()}
-    changes = Changes(tuple((name, tuple(map(str, v))) for name, v in given.items()), nproc_per_node, steps)
+    step = NEWEST if from_checkpoint is True else None if from_checkpoint is False else from_checkpoint
+    settings = tuple((name, tuple(map(str, values))) for name, values in given.items())
+    changes = Changes(settings, nproc_per_node, steps, checkpoint=step)
     saved = load_session(path)
     plans = prepare(saved, job, changes)
     demand(saved, plans, yes=yes)
@@ -149,14 +155,28 @@ def perform(
 
 
 def _perform(plan: Plan, session: Session, follow: Follow, checking: Checking | None) -> Iterator[Done]:
-    started = [(attempt, session.launch_spec(placed(attempt))) for attempt in plan.attempts]
+    begin = "" if plan.beginning is None else plan.beginning.place(plan.job.session.archive)
+    specs = [(attempt, replace(placed(attempt), resume_from=begin)) for attempt in plan.attempts]
+    started = [(attempt, session.launch_spec(spec)) for attempt, spec in specs]
     for attempt, job in started:
         reason = _cells(job, attempt) if attempt.spec.kind is EntrypointKind.INTERACTIVE else ""
         follow(job)
         state = job.state
         is_well = not reason if attempt.spec.kind is EntrypointKind.INTERACTIVE else state.phase is JobPhase.SUCCEEDED
+        if is_well and plan.beginning is not None and (reason := _not_begun(job, plan.beginning)):
+            is_well = False
         lines = _checked(plan.job, job, checking) if checking is not None else ()
         yield Done(plan.job, job, attempt, is_well, reason or state.reason, lines)
+
+
+def _not_begun(job: Job, beginning: Beginning) -> str:
+    """Why it was not a run from that checkpoint, or ''."""
+    events = job.events()
+    if any(isinstance(event, RunResumed) and event.step == beginning.step for event in events):
+        return ""
+    refused = next((e.checkpoint.problem for e in events if isinstance(e, CheckpointRefused)), "")
+    why = refused or "its program restores nothing with Run.steps or Run.load"
+    return f"it did not go on from the checkpoint of step {beginning.step:,}: {why}"
 
 
 def _checked(saved: SavedJob, job: Job, checking: Checking) -> tuple[Line, ...]:

@@ -88,6 +88,11 @@ class SavedSession(Session):
         record = self.record(job_id)
         spec, origin = record.state.spec, origin_of(record.events)
         own = {spec.label: spec.source} if spec.kind is EntrypointKind.SOURCE else {}
+        if spec.kind is EntrypointKind.FUNCTION:
+            own = {
+                spec.label: spec.source
+                or f"# The text of {spec.label} could not be had: it is kept as a pickle only.\n"
+            }
         return own | {source.path: source.text for source in origin.sources if source.text}
 
     def attach(self, job_id: str) -> SavedJob:

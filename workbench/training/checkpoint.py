@@ -154,8 +154,10 @@ class Checkpointer:
                     self._refuse(Found(path=path, step=made.step, manifest=made, problem=problem))
                 continue
             if self.team.leads:
-                if resume:
+                if resume and path.parent == self.where.folder:
                     catalogue.abandon(self.where.folder, path.name)
+                elif resume:  # another job's: of this one's own none is newer
+                    catalogue.abandon_all(self.where.folder)
                 seconds = time.monotonic() - begun
                 proved = is_proof(made.proof, loaded)
                 self._fact("RunResumed", step=made.step, tier="disk", path=str(path), seconds=seconds, is_proved=proved)

@@ -84,7 +84,8 @@ class Run:
         position = self._position_in(loader, keeping)
         self._restore(keeping, kept)
         total, done = _length(loader) * (epochs or 1), 0
-        for _, batch in [] if limit.is_reached() else position.epochs(epochs):
+        passes = position.epochs(epochs)  # held until the last save: at a limit it has not ended
+        for _, batch in [] if limit.is_reached() else passes:
             done, self._done = self._done or done, 0
             yield self._steps, batch
             self._steps += 1

@@ -51,6 +51,8 @@ SAVED: Final = (
             Option(("-n", "--nproc-per-node"), "another number of ranks a node", "N", read.count,
                    named="nproc_per_node"),
             Option(("--steps",), "end well after so many optimizer steps", "N", read.count),
+            Option(("--from-checkpoint",), "begin from the saved checkpoint of that step, or the newest", "STEP|newest",
+                   rerun.checkpoint),
             Option(("--env",), "an environment variable of the ranks", "KEY=VALUE", read.setting, repeats=True),
             Option(("--check",), "compare each job with the saved one; exit code 1 when it deviates"),
             Option(("--tolerance",), "how far losses may lie apart that need not be the same bit for bit (default 5%)",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -54,6 +55,15 @@ def share(text: str) -> float:
     return value
 
 
+def checkpoint(text: str) -> int:
+    """A step, or `newest`."""
+    from workbench.saved.beginning import NEWEST
+
+    if text != "newest" and not re.fullmatch(r"\d{1,15}", text):
+        raise ValueError("a step, or newest")
+    return NEWEST if text == "newest" else int(text)
+
+
 def run_again(context: Context, args: Arguments) -> Outcome:
     """Say what will be run, run it, say how it went."""
     from workbench.saved.plan import Changes
@@ -61,7 +71,7 @@ def run_again(context: Context, args: Arguments) -> Outcome:
     from workbench.saved.session import load_session
     from workbench.views.compare import TOLERANCE
 
-    changes = Changes(tuple(args.settings), args.nproc_per_node, args.steps, dict(args.env))
+    changes = Changes(tuple(args.settings), args.nproc_per_node, args.steps, dict(args.env), args.from_checkpoint)
     with load_session(args.file) as saved:
         plans = prepare(saved, args.job, changes)
         if not context.quiet(args) or args.dry_run:

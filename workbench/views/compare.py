@@ -92,7 +92,8 @@ def check(before: Trace, now: Trace, *, tolerance: float = TOLERANCE, exact: boo
     if before.world_size != now.world_size:
         ranks = _line("ranks", before.world_size, now.world_size, Verdict.TOLD, "losses are those of other batches")
         lines.insert(1, ranks)
-    lines += _printed(before, now, tolerance, is_exact, is_short=limit is not None)
+    is_late = bool(now.spec.resume_from and not before.spec.resume_from)
+    lines += _printed(before, now, tolerance, is_exact, is_short=limit is not None, is_late=is_late)
     lines += _states(before, now, is_exact)
     return [*lines, throughput_line(before, now)]
 
@@ -120,27 +121,28 @@ def _steps(before: Trace, now: Trace, limit: int | None) -> Line:
 
 
 def _losses(before: Trace, now: Trace, tolerance: float, exact: bool) -> Line:
-    old, new = _common(before, now)
+    steps, old, new = _common(before, now)
     if not old:
         why = "neither run reported one" if not before.losses and not now.losses else "no step has one in both runs"
         verdict = Verdict.DIFFERS if before.losses and before.phase is JobPhase.SUCCEEDED else Verdict.TOLD
         return _line("loss", "–", "–", verdict, f"{why}: see Run.report")
     ends = f"{old[-1]:.6g}", f"{new[-1]:.6g}"
-    return _line(f"loss, {len(old):,} steps", *ends, *judge(old, new, tolerance, exact))
+    return _line(f"loss, {steps:,} steps", *ends, *judge(old, new, tolerance, exact))
 
 
-def _common(before: Trace, now: Trace) -> tuple[list[float], list[float]]:
-    """Losses of the steps that both runs have, by rank and step where the ranks are the same, else means by step."""
+def _common(before: Trace, now: Trace) -> tuple[int, list[float], list[float]]:
+    """How many steps both runs have losses of, and these: by rank and step where ranks are the same, else means."""
     if before.world_size == now.world_size:
         keys = [
             (rank, step)
             for rank in sorted(before.losses.keys() & now.losses.keys())
             for step in sorted(before.losses[rank].keys() & now.losses[rank].keys())
         ]
-        return [before.losses[r][s] for r, s in keys], [now.losses[r][s] for r, s in keys]
+        both = [before.losses[r][s] for r, s in keys], [now.losses[r][s] for r, s in keys]
+        return len({step for _, step in keys}), *both
     old, new = curve(before), curve(now)
     steps = sorted(old.keys() & new.keys())
-    return [old[step] for step in steps], [new[step] for step in steps]
+    return len(steps), [old[step] for step in steps], [new[step] for step in steps]
 
 
 def curve(trace: Trace) -> dict[int, float]:
@@ -185,20 +187,22 @@ def deviation(old: Sequence[float], new: Sequence[float]) -> float:
 # --- what was printed, what was saved ---------------------------------------------------------------------------------
 
 
-def _printed(before: Trace, now: Trace, tolerance: float, exact: bool, *, is_short: bool) -> list[Line]:
+def _printed(before: Trace, now: Trace, tolerance: float, exact: bool, *, is_short: bool, is_late: bool) -> list[Line]:
+    """`is_short`: it ended earlier on purpose; `is_late`: it began later, from a checkpoint."""
     lines = []
     for name, old in before.printed.items():
         new = now.printed.get(name, ())
         is_final = name.split("_")[-1] in _FINAL
         ends = (f"{old[-1]:.6g}", f"{new[-1]:.6g}") if new else (f"{old[-1]:.6g}", "–")
         count = min(len(old), len(new))
-        if is_short and (is_final or not new):
+        if (is_short and (is_final or is_late)) or ((is_short or is_late) and not new):
             continue  # it is of another moment of the training
-        if len(old) != len(new) and not is_short:
+        if len(old) != len(new) and not is_short and not is_late:
             note = f"{len(old)} times, now {len(new)}"
             lines.append(_line(f"printed {name}", *ends, Verdict.DIFFERS, note))
             continue
-        verdict, note = judge(old[:count], new[:count], tolerance, exact)
+        both = (old[len(old) - count :], new[len(new) - count :]) if is_late else (old[:count], new[:count])
+        verdict, note = judge(*both, tolerance, exact)
         note = f"as printed, {count} times" if verdict is Verdict.SAME else note
         lines.append(_line(f"printed {name}", *ends, verdict, note))
     return lines
@@ -295,7 +299,7 @@ def compare(a: Trace, b: Trace) -> list[Line]:
     """Two runs of any kind: what was asked for differently, how they went. Nothing of it is a deviation."""
     lines = [*differing_fields(a.spec, b.spec), *_differing_packages(a.packages, b.packages)]
     lines += [_told(_ends(a, b)), _told(_steps(a, b, None))]
-    if _common(a, b)[0]:
+    if _common(a, b)[0] > 0:
         lines.append(_told(_losses(a, b, TOLERANCE, exact=False)))
     else:
         last, other = (f"{list(curve(t).values())[-1]:.6g}" if t.losses else "–" for t in (a, b))

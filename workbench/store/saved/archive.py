@@ -274,8 +274,9 @@ class _Head(msgspec.Struct):
     version: int
 
 
-def _read_1(data: bytes) -> Document:
+def _read_2(data: bytes) -> Document:
+    """Of version 1 too: what is new since are files."""
     return msgspec.json.decode(data, type=Document)
 
 
-READERS: Final[Mapping[int, Callable[[bytes], Document]]] = {1: _read_1}
+READERS: Final[Mapping[int, Callable[[bytes], Document]]] = {1: _read_2, 2: _read_2}

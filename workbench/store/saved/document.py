@@ -11,6 +11,7 @@ A saved session is a zip:
     jobs/JOB/steps.msgpack          single steps by rank, `blackbox.STEP` records
     jobs/JOB/logs/rank0.log         the end of a rank's output
     code/DIGEST.py                  a cell or source file, scrubbed, by its SHA-256
+    code/DIGEST.pickle              a launched function, scrubbed, by its SHA-256; since version 2
     checkpoints/JOB/STEP/FILE       where they were asked for
 """
 
@@ -26,7 +27,7 @@ from workbench.state import Checkpoint
 from workbench.telemetry import CellFinished, ConsistencyReport, OutputWritten, RankBeat
 
 FORMAT: Final = "dtrain session"
-VERSION: Final = 1
+VERSION: Final = 2
 DOCUMENT: Final = "session.json"
 SEAL: Final = "seal.json"
 SCHEMA: Final = "schema.json"
@@ -35,7 +36,7 @@ NAME: Final = re.compile(
     rf"""(?:
       session\.json | seal\.json | schema\.json
     | jobs/{_JOB}/(?:events\.jsonl | telemetry\.msgpack | history\.msgpack | steps\.msgpack | logs/rank\d{{1,5}}\.log)
-    | code/[0-9a-f]{{64}}\.py
+    | code/[0-9a-f]{{64}}\.(?:py|pickle)
     | (?P<checkpoint>checkpoints/{_JOB}/\d{{1,15}}/(?!\.{{1,2}}\Z)[A-Za-z0-9_.-]{{1,200}})
     )\Z""",
     re.VERBOSE,

@@ -20,12 +20,15 @@ from workbench.feed import Bucket
 from workbench.state import JobState
 from workbench.store.saved.archive import Archive
 from workbench.store.saved.document import JobEntry, Telemetry
+from workbench.store.saved.pickles import rewrite
 from workbench.store.saved.scrub import HOME_IN_CODE
 
 _MARK: Final = "code:"
+_PICKLE: Final = b"pickle:"
 T = TypeVar("T")
 _Steps = list[tuple[int, bytes]]
 Put = Callable[[str], str]  # a text of code; what stands for it
+PutData = Callable[[bytes], bytes]  # the same of a pickle
 
 
 @dataclass(frozen=True)
@@ -50,9 +53,18 @@ def files_of(job_id: str, record: JobRecord, code: dict[str, str]) -> dict[str, 
         code[digest] = text
         return f"{_MARK}{digest}"
 
+    pickles: dict[str, bytes] = {}
+
+    def put_pickle(data: bytes) -> bytes:
+        digest = hashlib.sha256(data).hexdigest()
+        pickles[f"code/{digest}.pickle"] = data
+        return _PICKLE + digest.encode()
+
     folder = f"jobs/{job_id}"
+    events = b"".join(encode_event(_outside(event, put, put_pickle)) + b"\n" for event in record.events)
     files = {
-        f"{folder}/events.jsonl": b"".join(encode_event(_outside(event, put)) + b"\n" for event in record.events),
+        **pickles,
+        f"{folder}/events.jsonl": events,
         f"{folder}/telemetry.msgpack": msgspec.msgpack.encode(record.telemetry),
     }
     if record.history is not None:
@@ -80,11 +92,21 @@ class SavedRecord:
     def raw_code(self, digest: str) -> str:
         return self.archive.read(code_file(digest)).decode()
 
+    def pickle(self, digest: str) -> bytes:
+        """A function that was launched, not loaded; this user's home in it."""
+        data = self.archive.read(f"code/{digest}.pickle")
+        if HOME_IN_CODE.encode() not in data:
+            return data
+        try:
+            return rewrite(data, lambda text: text.replace(HOME_IN_CODE, str(Path.home())))
+        except ValueError as error:
+            raise self._wrong(f"its function cannot be read: {error}") from error
+
     @functools.cached_property
     def events(self) -> tuple[Event, ...]:
         lines = self._read("events.jsonl").splitlines()
         try:
-            return tuple(_inside(decode_event(line), self.code) for line in lines)
+            return tuple(_inside(decode_event(line), self.code, self.pickle) for line in lines)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise self._wrong(f"its record cannot be read: {error}") from error
 
@@ -145,11 +167,13 @@ class SavedRecord:
         return SavedFileError(f"{self.archive.path.name}: job {self.entry.job_id}: {what}")
 
 
-def _outside(event: Event, put: Put) -> Event:
+def _outside(event: Event, put: Put, put_pickle: PutData) -> Event:
     """The event with marks in place of code."""
     match event:
-        case LaunchRequested(spec=spec) if spec.source:
-            return replace(event, spec=replace(spec, source=put(spec.source)))
+        case LaunchRequested(spec=spec) if spec.source or spec.payload:
+            source = put(spec.source) if spec.source else ""
+            payload = put_pickle(spec.payload) if spec.payload else b""
+            return replace(event, spec=replace(spec, source=source, payload=payload))
         case OriginRecorded(origin=origin):
             marked = tuple(replace(one, text=put(one.text) if one.text else "") for one in origin.sources)
             return replace(event, origin=replace(origin, sources=marked))
@@ -158,10 +182,13 @@ def _outside(event: Event, put: Put) -> Event:
     return event
 
 
-def _inside(event: Event, get: Callable[[str], str]) -> Event:
+def _inside(event: Event, get: Callable[[str], str], get_pickle: Callable[[str], bytes]) -> Event:
     """The inverse."""
 
     def text(mark: str) -> str:
         return get(mark.removeprefix(_MARK)) if mark.startswith(_MARK) else mark
 
-    return _outside(event, text)
+    def pickled(mark: bytes) -> bytes:
+        return get_pickle(mark.removeprefix(_PICKLE).decode("ascii", "replace")) if mark.startswith(_PICKLE) else b""
+
+    return _outside(event, text, pickled)

@@ -46,14 +46,20 @@ _AFTER_NAME: Final = re.compile(
     """,
     re.VERBOSE | re.IGNORECASE,
 )
-_BEARER: Final = re.compile(r"\b(Bearer|Basic)\s+[A-Za-z0-9._~+/=-]{12,}", re.IGNORECASE)
+_BEARER: Final = re.compile(r"\b(Bearer|Basic)\s+([A-Za-z0-9._~+/=-]{12,})", re.IGNORECASE)
 _IN_ADDRESS: Final = re.compile(r"([a-z][a-z0-9+.-]*://)[^\s/@:]+:[^\s/@]+@", re.IGNORECASE)
 LONGEST_NUMBER: Final = 14  # characters: max_tokens=100000 is no secret
+LONGEST_WORD: Final = 20
 _SHORTEST: Final = 8  # characters of a value that is looked for everywhere
 
 
 def is_secret_name(name: str) -> bool:
     return bool(_SECRET_NAME.search(name))
+
+
+def is_secret_pair(name: str, value: str) -> bool:
+    """Whether the second text is probably the value of what the first one names."""
+    return is_secret_name(name) and len(value) >= _SHORTEST and _looks_secret(value, is_quoted=False)
 
 
 def is_allowed(name: str, more: tuple[str, ...] = ()) -> bool:
@@ -110,7 +116,7 @@ class Scrubber:
             text = self._drop("values of secret environment variables", self._values, text)
         text = self._drop("words with a token's form", _FORMS, text)
         text = self._drop("values after a secret's name", _AFTER_NAME, text, _keep_name)
-        text = self._drop("values after a secret's name", _BEARER, text, lambda match: f"{match[1]} {REMOVED}")
+        text = self._drop("values after a secret's name", _BEARER, text, _keep_scheme)
         return self._drop("passwords in addresses", _IN_ADDRESS, text, lambda match: f"{match[1]}{REMOVED}@")
 
     def _drop(self, kind: str, pattern: re.Pattern[str], text: str, put: Any = lambda match: REMOVED) -> str:
@@ -134,11 +140,19 @@ def _keep_name(match: re.Match[str]) -> str:
     value = match["value"]
     is_quoted = value[0] in "\"'"
     bare = value[1:-1] if is_quoted else value
-    if bare == REMOVED or REMOVED in bare or not _looks_secret(bare, is_quoted):
+    is_call = not is_quoted and match.string[match.end() :].startswith("(")
+    if is_call or bare == REMOVED or REMOVED in bare or not _looks_secret(bare, is_quoted):
         return match[0]
     return f"{match['name']}{match['between']}{value[0]}{REMOVED}{value[0]}" if is_quoted else (
         f"{match['name']}{match['between']}{REMOVED}"
     )  # fmt: skip
+
+
+def _keep_scheme(match: re.Match[str]) -> str:
+    """`Basic functionality` is prose."""
+    value = match[2]
+    is_word = len(value) < LONGEST_WORD and value.isalpha() and value[1:].islower()
+    return match[0] if is_word else f"{match[1]} {REMOVED}"
 
 
 def _looks_secret(value: str, is_quoted: bool) -> bool:
