@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -16,12 +17,13 @@ from tests.unit.test_training_catalogue import save as save_checkpoint
 from workbench.agent.checkpoints import to_value
 from workbench.capture import capture
 from workbench.entrypoint import check_here
-from workbench.errors import CheckpointCorruptError, CheckpointNotFoundError, UsageError
-from workbench.events import OriginRecorded
+from workbench.errors import CheckpointCorruptError, CheckpointNotFoundError, SavedFileError, StoreError, UsageError
+from workbench.events import CellSent, OriginRecorded
+from workbench.feed import PoolStatus, WorkerStatus
 from workbench.origin import Origin, Source
 from workbench.saved.beginning import NEWEST, problem_of
 from workbench.saved.plan import Changes, Plan, is_inside
-from workbench.saved.rerun import demand, placed, prepare
+from workbench.saved.rerun import demand, other_hardware, placed, prepare, rerun
 from workbench.saved.session import load_session
 from workbench.spec import EntrypointKind, JobSpec
 from workbench.training import catalogue
@@ -82,6 +84,33 @@ def test_a_cells_parameters_go_into_its_text(dtrain_home: Path, tmp_path: Path) 
     save_fake(tmp_path / "run.dtrain", asked=fake(spec))
     (attempt,) = planned(tmp_path / "run.dtrain", Changes((("lr", ("1",)),))).attempts
     assert attempt.spec.source == "# dtrain: parameters\nlr = 1.0\nprint(lr)\n"
+
+
+def test_with_other_parameters_all_else_runs_as_it_lies_here(script: Path) -> None:
+    """Also what was taken out of the saved text: it would be another program without saying so."""
+    (script / "train.py").write_text(
+        "# dtrain: parameters\nlr = 0.1\n\ntoken = 'hf_abcdefghijklmnopqrst'\nimport helper\n"
+    )
+    spec = JobSpec(entrypoint=str(script / "train.py"), cwd=str(script), nproc_per_node=2)
+    save_fake(script / "run.dtrain", asked=fake(spec, origin=capture(spec)))
+    changes = Changes((("lr", ("0.2",)),))
+    (attempt,) = planned(script / "run.dtrain", changes).attempts
+    text = (script / "train.py").read_text()
+    assert attempt.files == {"train.py": text.replace("0.1", "0.2"), "helper.py": "x = 1\n"}
+    (script / "helper.py").write_text("x = 2\n")
+    assert "a secret was taken out of train.py" in planned(script / "run.dtrain", changes).problems[0]
+
+
+def test_parameters_of_cells_of_an_interactive_job(dtrain_home: Path, tmp_path: Path) -> None:
+    asked = interactive()
+    (at,) = [k for k, event in enumerate(asked.events) if isinstance(event, CellSent)]
+    asked.events[at] = replace(asked.events[at], source="# dtrain: parameters\nlr = 0.1\n")
+    save_fake(tmp_path / "run.dtrain", asked=asked)
+    first, second = planned(tmp_path / "run.dtrain", Changes((("lr", ("0.2", "3")),))).attempts
+    assert [cell.source for cell in first.cells] == ["# dtrain: parameters\nlr = 0.2\n"]
+    assert [cell.source for cell in second.cells] == ["# dtrain: parameters\nlr = 3.0\n"]
+    with pytest.raises(UsageError, match="no parameter 'x'"):
+        planned(tmp_path / "run.dtrain", Changes((("x", ("1",)),)))
 
 
 @pytest.mark.parametrize(
@@ -153,6 +182,28 @@ def test_cells_of_an_interactive_job_are_in_its_plan(dtrain_home: Path, tmp_path
     save_fake(tmp_path / "run.dtrain", asked=interactive())
     (attempt,) = planned(tmp_path / "run.dtrain").attempts
     assert [cell.source for cell in attempt.cells] == ["x = 1\n"]
+
+
+def test_where_what_is_run_is_saved_is_looked_at_first(script: Path) -> None:
+    context = context_of(FakeSession(), shell=True)
+    with pytest.raises(SavedFileError, match="there is no directory /nowhere"):
+        run(context, ["rerun", str(script / "run.dtrain"), "--out", "/nowhere/x.dtrain"])
+    with pytest.raises(SavedFileError, match="there is no directory /nowhere"):
+        rerun(script / "run.dtrain", out="/nowhere/x.dtrain")
+    with pytest.raises(StoreError, match="there is no directory /nowhere"):
+        run(context, ["export", str(script / "run.dtrain"), "--format", "csv", "-o", "/nowhere/x.csv"])
+    with pytest.raises(UsageError, match="is a file"):
+        run(context, ["export", str(script / "run.dtrain"), "--format", "tensorboard", "-o", str(script / "train.py")])
+    assert context.opened == []
+
+
+def test_other_hardware_is_said(script: Path) -> None:
+    with load_session(script / "run.dtrain") as session:
+        for kind, said in ("GPU", "it ran on CPUs, and the pool has GPUs: nothing will be the same bits"), ("CPU", ""):
+            worker = WorkerStatus(address="tls://w", host="h", pid=1, slots=4, free=2, accelerator=kind)
+            status = PoolStatus(name="x", version="0", address="", slots=4, free=4, workers=(worker,))
+            pool: Any = SimpleNamespace(pool_status=lambda status=status: status)
+            assert other_hardware(session, pool) == said
 
 
 # --- from a checkpoint ------------------------------------------------------------------------------------------------

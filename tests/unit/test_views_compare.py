@@ -154,3 +154,24 @@ def test_two_runs_of_any_kind() -> None:
     assert {"seed", "package torch", "end", "loss, 100 steps", "throughput", "failures"} <= set(lines)
     assert "SIGKILL" in lines["failures"].note
     assert not is_deviation(list(lines.values()))
+
+
+def test_programs_that_differ_are_told_by_parameter_and_file() -> None:
+    a = trace(parameters={"lr": "0.1", "n": "1"}, code={"train.py": "a", "helper.py": "b", "gone.py": "c"})
+    b = trace(parameters={"lr": "0.2", "n": "1"}, code={"train.py": "x", "helper.py": "b"})
+    lines = {line.what: (line.before, line.now) for line in compare(a, b)}
+    assert lines["parameter lr"] == ("0.1", "0.2") and lines["code train.py"] == ("a text", "another one")
+    assert not {"parameter n", "code helper.py", "code gone.py"} & set(lines)
+
+
+def test_a_run_from_a_checkpoint_is_held_to_the_last_of_what_was_printed() -> None:
+    late = JobSpec(entrypoint="train.py", nproc_per_node=1, resume_from="/c/step-00000060")
+    begun = {0: {step: value for step, value in trace().losses[0].items() if step > 60}}
+    before = trace(printed={"loss": (3.0, 2.0, 1.0), "accuracy": (97.0,)})
+    now = msgspec.structs.replace(before, spec=late, losses=begun, printed={"loss": (1.0,), "accuracy": (97.0,)})
+    lines = check(before, now, exact=True)
+    assert not is_deviation(lines) and "loss, 40 steps" in [line.what for line in lines]
+    assert is_deviation(check(before, msgspec.structs.replace(now, printed={"accuracy": (96.0,)}), exact=True))
+    shorter = msgspec.structs.replace(late, max_steps=80)
+    short = msgspec.structs.replace(now, spec=shorter, last_step=80, printed={"loss": (9.0,), "accuracy": (9.0,)})
+    assert not is_deviation(check(before, short, exact=True))

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 from workbench.feed import JobSummary, PoolStatus, WorkerStatus
 from workbench.state import Failure, FailureKind, JobPhase, RankPhase
 from workbench.views.job import JobView, RankRow
-from workbench.views.text import one_line, render_jobs, render_pool, render_status
+from workbench.views.text import bar, one_line, render_jobs, render_pool, render_status
 from workbench.views.wording import count, number, percent, ranks_text, rate, seconds, size, span
 
 
@@ -107,6 +107,11 @@ def test_one_line() -> None:
 def summary(job_id: str, phase: JobPhase, **changes: object) -> JobSummary:
     whole = JobSummary(job_id=job_id, label="x", phase=phase, reason="every rank runs", world_size=2, submitted_at=1.0)
     return replace(whole, **changes)
+
+
+def test_a_bar() -> None:
+    assert bar(0, 10, 4) == "░░░░ 0 %" and bar(3, 10, 10) == "███░░░░░░░ 30 %"
+    assert bar(12, 10, 4) == "████ 100 %" and bar(5, 0) == ""
 
 
 def test_the_list_of_jobs() -> None:

@@ -22,7 +22,7 @@ from workbench.errors import UsageError
 from workbench.events import CellSent, FaultInjected, ResizeRequested, ResumeRequested
 from workbench.origin import Origin
 from workbench.saved.beginning import Beginning, beginning_of
-from workbench.saved.parameters import Setting, apply, sweep
+from workbench.saved.parameters import Setting, apply, parameters, set_parameters, sweep
 from workbench.saved.session import SavedJob, SavedSession
 from workbench.spec import EntrypointKind, JobSpec
 from workbench.store.saved.scrub import REMOVED
@@ -99,7 +99,9 @@ def _attempt(
     changes: Changes,
     settings: tuple[Setting, ...],
 ) -> Attempt:
-    texts, origin = job.code, job.origin
+    origin = job.origin
+    here = files or _as_it_lies(origin)
+    texts = {**job.code, **here}
     if base.kind is EntrypointKind.FUNCTION and settings and not origin.sources:
         raise UsageError(
             f"{job.spec.label} is a function, whose arguments are in its pickle",
@@ -108,7 +110,9 @@ def _attempt(
     name = job.spec.label if base.kind is EntrypointKind.SOURCE else next((s.path for s in origin.sources), "")
     program = texts.get(name, "")
     others = [text for other, text in texts.items() if other != name]
-    new, args = apply(program, others, base.args, settings)
+    cells = tuple(event for event in job.events() if isinstance(event, CellSent))
+    inside, outside = _of_cells(cells, settings)
+    new, args = apply(program, others, base.args, outside)
     spec = replace(base, args=args, env={**base.env, **changes.env}, name=_name(job.spec.label, settings))
     if changes.nproc_per_node is not None:
         spec = replace(spec, nproc_per_node=changes.nproc_per_node, min_ranks=0)
@@ -117,10 +121,19 @@ def _attempt(
     if new != program and base.kind is EntrypointKind.SOURCE:
         spec = replace(spec, source=new)
     elif new != program:
-        files = {**(files or {source.path: source.text for source in origin.sources}), name: new}
+        files = {**here, name: new}
         spec = replace(spec, **_in_folder(job, name))
-    cells = tuple(event for event in job.events() if isinstance(event, CellSent))
-    return Attempt(spec, settings, files, cells)
+    return Attempt(spec, settings, files, inside)
+
+
+def _of_cells(cells: tuple[CellSent, ...], settings: Sequence[Setting]) -> tuple[tuple[CellSent, ...], list[Setting]]:
+    """Cells with these values for the parameters that they mark, and the settings that none of them has."""
+    marked = [parameters(cell.source) for cell in cells]
+    new = tuple(
+        replace(cell, source=set_parameters(cell.source, [one for one in settings if one[0] in known]))
+        for cell, known in zip(cells, marked, strict=True)
+    )
+    return new, [one for one in settings if not any(one[0] in known for known in marked)]
 
 
 def _name(label: str, settings: Sequence[Setting]) -> str:
@@ -176,6 +189,17 @@ def is_inside(path: str) -> bool:
     """Whether a path from a file that nobody trusts stays in the folder that it is joined to."""
     parts = PurePosixPath(path).parts
     return bool(parts) and not PurePosixPath(path).is_absolute() and ".." not in parts and "\\" not in path
+
+
+def _as_it_lies(origin: Origin) -> dict[str, str]:
+    """Texts of code that is unchanged here, with what was taken out of the saved ones."""
+    root, found = _here(origin.root), {}
+    for source in origin.sources:
+        try:
+            found[source.path] = (root / source.path).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError):
+            found[source.path] = source.text
+    return found
 
 
 def _is_unchanged(origin: Origin, path: str, digest: str) -> bool:

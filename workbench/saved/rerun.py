@@ -15,7 +15,7 @@ from typing import Any, Final
 from msgspec.structs import replace
 
 from workbench.capture import digest_of
-from workbench.errors import JobError, UsageError
+from workbench.errors import JobError, SavedFileError, UsageError
 from workbench.events import CheckpointRefused, RunResumed
 from workbench.saved.beginning import NEWEST, Beginning
 from workbench.saved.plan import Attempt, Changes, Plan, is_inside, make_plan
@@ -97,6 +97,7 @@ def rerun(
     saved = load_session(path)
     plans = prepare(saved, job, changes)
     demand(saved, plans, yes=yes)
+    demand_folder(out)
     live = session or Session(slots=slots_for(plans))  # stays open: the jobs in the answer ask it
     checking = check if isinstance(check, Checking) else Checking() if check else None
     result = perform(plans, live, lambda one: one.exception(), checking)
@@ -126,6 +127,23 @@ def demand(saved: SavedSession, plans: Sequence[Plan], *, yes: bool) -> None:
             f"{name} was not saved here, and a rerun runs its code as you",
             hint=f"read it with: %dtrain show {name} --code; then add --yes",
         )
+
+
+def demand_folder(out: str | os.PathLike[str] | None) -> None:
+    """Raise before anything starts when what is run could not be saved there."""
+    if out is not None and not Path(out).absolute().parent.is_dir():
+        raise SavedFileError(f"there is no directory {Path(out).absolute().parent}", hint="make it, or save elsewhere")
+
+
+def other_hardware(saved: SavedSession, session: Session) -> str:
+    """What the pool computes on, where that is not what the saved one had; or ''."""
+    was = saved.document.pool
+    here = {worker.accelerator for worker in session.pool_status().workers}
+    if was is None or was.accelerator in here:
+        return ""
+    return (
+        f"it ran on {was.accelerator}s, and the pool has {' and '.join(sorted(here))}s: nothing will be the same bits"
+    )
 
 
 def slots_for(plans: Sequence[Plan]) -> int | None:

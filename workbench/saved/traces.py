@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import math
 from collections.abc import Iterable
 
@@ -11,6 +12,7 @@ from workbench.collect import contents_of
 from workbench.errors import WorkbenchError
 from workbench.events import FailureDetected
 from workbench.feed import StepPage
+from workbench.saved.parameters import parameters
 from workbench.saved.session import SavedJob, origin_of
 from workbench.session import Job
 from workbench.views.compare import Trace, printed_numbers
@@ -33,7 +35,8 @@ def steps_of(job: Job) -> dict[int, list[StepRecord]]:
 def trace_of(job: Job, name: str = "") -> Trace:
     """See `Trace`; `name` is what to call it."""
     state, events = job.state, job.events()
-    steps = steps_of(job)
+    steps, origin = steps_of(job), origin_of(events)
+    program = state.spec.source or next((source.text for source in origin.sources), "")
     return Trace(
         name=name or job.job_id,
         spec=state.spec,
@@ -47,7 +50,9 @@ def trace_of(job: Job, name: str = "") -> Trace:
         printed=printed_numbers(_output(job)),
         states=_states(job),
         failures=tuple(event.failure.reason for event in events if isinstance(event, FailureDetected)),
-        packages=origin_of(events).packages,
+        packages=origin.packages,
+        parameters={name: ast.unparse(value) for name, value in parameters(program).items()},
+        code={source.path: source.digest for source in origin.sources},
     )
 
 

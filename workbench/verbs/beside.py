@@ -128,6 +128,10 @@ def export(context: Context, args: Arguments) -> Outcome:
     from workbench.saved.export import SUFFIXES
     from workbench.saved.export import export as exported
 
+    if args.output:
+        _demand_folder(Path(args.output))
+        if args.format == "tensorboard" and Path(args.output).is_file():
+            raise UsageError(f"{args.output} is a file", hint="TensorBoard's files go into a folder")
     with _jobs(context, args, args.source) as jobs:
         if len(jobs) > 1 and args.output and args.format != "tensorboard":
             raise UsageError(f"{args.source} has {len(jobs)} jobs", hint=f"name one: {args.source}:{jobs[0].job_id}")
@@ -156,6 +160,10 @@ def notebook(context: Context, args: Arguments) -> Outcome:
 def _write(target: Path, data: bytes) -> None:
     from workbench.store.home import atomic_write
 
+    _demand_folder(target)
+    atomic_write(target.absolute(), data, mode=0o644)
+
+
+def _demand_folder(target: Path) -> None:
     if not target.absolute().parent.is_dir():
         raise StoreError(f"there is no directory {target.absolute().parent}", hint="make it, or write elsewhere")
-    atomic_write(target.absolute(), data, mode=0o644)

@@ -16,6 +16,7 @@ from workbench.verbs.declare import Arguments, Outcome
 if TYPE_CHECKING:
     from workbench.saved.plan import Attempt, Plan
     from workbench.saved.rerun import Done, Rerun
+    from workbench.saved.session import SavedSession
     from workbench.session import Job
 
 
@@ -67,7 +68,7 @@ def checkpoint(text: str) -> int:
 def run_again(context: Context, args: Arguments) -> Outcome:
     """Say what will be run, run it, say how it went."""
     from workbench.saved.plan import Changes
-    from workbench.saved.rerun import Checking, demand, perform, prepare, slots_for
+    from workbench.saved.rerun import Checking, demand, demand_folder, other_hardware, perform, prepare, slots_for
     from workbench.saved.session import load_session
     from workbench.views.compare import TOLERANCE
 
@@ -79,19 +80,33 @@ def run_again(context: Context, args: Arguments) -> Outcome:
         if args.dry_run:
             return Outcome(document=[_document(plan) for plan in plans], code=int(any(p.problems for p in plans)))
         demand(saved, plans, yes=args.yes)
+        demand_folder(args.out)
         session = context.session(args, start=True, slots=slots_for(plans))
+        if (note := other_hardware(saved, session)) and not context.quiet(args):
+            context.screen.write(f"  · {note}\n")
         tolerance = TOLERANCE if args.tolerance is None else args.tolerance
         checking = Checking(tolerance, args.exact) if args.check else None
-        result = perform(plans, session, lambda job: _follow(context, job, args), checking)
+        totals = iter(_totals(saved, plans))
+        result = perform(plans, session, lambda job: _follow(context, job, args, next(totals)), checking)
     if args.out:
         session.save(args.out, list(result.jobs))
     return _outcome(context, args, result)
 
 
-def _follow(context: Context, job: Job, args: Arguments) -> None:
+def _totals(saved: SavedSession, plans: Sequence[Plan]) -> list[tuple[str, int]]:
+    """Of each job in the order in which they are followed: `2 of 3`, and how many steps it will probably take."""
+    known = {line.job_id: line.step for line in saved.jobs(limit=len(saved.document.jobs))}
+    steps = [attempt.spec.max_steps or known[plan.job.job_id] for plan in plans for attempt in plan.attempts]
+    return [(f"{number} of {len(steps)}", most) for number, most in enumerate(steps, 1)]
+
+
+def _follow(context: Context, job: Job, args: Arguments, total: tuple[str, int]) -> None:
+    from workbench.views.text import bar
+
+    place, steps = total
     if not context.quiet(args):
-        context.screen.write(f"{job.job_id}\n")
-    watch.follow(context, job, is_quiet=context.quiet(args))
+        context.screen.write(f"{place}: {job.job_id}\n")
+    watch.follow(context, job, is_quiet=context.quiet(args), above=lambda view: bar(view.step, steps))
 
 
 def _told(plans: Sequence[Plan]) -> list[str]:

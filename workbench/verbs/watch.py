@@ -5,6 +5,7 @@ All of it happens in the thread that typed the verb; an interrupt ends the watch
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -62,16 +63,25 @@ def _with_document(error: JobError, document: Any) -> JobError:
     return error
 
 
-def follow(context: Context, job: Job, *, timeout: float | None = None, is_quiet: bool = False) -> JobView:
-    """The job's view at its end, or when `timeout` s have passed."""
+def follow(
+    context: Context,
+    job: Job,
+    *,
+    timeout: float | None = None,
+    is_quiet: bool = False,
+    above: Callable[[JobView], str] | None = None,
+) -> JobView:
+    """The job's view at its end, or when `timeout` s have passed; `above` gives a line to stand over each picture."""
     try:
-        return _follow(context, job, timeout, is_quiet)
+        return _follow(context, job, timeout, is_quiet, above)
     except KeyboardInterrupt:
         context.screen.settle()
         raise WaitInterrupted(f"stopped waiting; {job.job_id} goes on") from None
 
 
-def _follow(context: Context, job: Job, timeout: float | None, is_quiet: bool) -> JobView:
+def _follow(
+    context: Context, job: Job, timeout: float | None, is_quiet: bool, above: Callable[[JobView], str] | None
+) -> JobView:
     from workbench.views.job import ViewBuilder
 
     builder, began, shown = ViewBuilder(), context.clock(), float("-inf")
@@ -81,7 +91,9 @@ def _follow(context: Context, job: Job, timeout: float | None, is_quiet: bool) -
         now = context.clock()
         has_ended, is_late = update.state.phase.is_terminal, timeout is not None and now - began >= timeout
         if not is_quiet and (now - shown >= context.screen.interval or has_ended or is_late):
-            context.screen.update(_picture(context, builder.view()))
+            view = builder.view()
+            head = above(view) if above is not None else ""
+            context.screen.update("\n".join(filter(None, [head, _picture(context, view)])))
             shown = now
         if has_ended or is_late:
             context.screen.settle()

@@ -51,6 +51,8 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True):
     states: dict[int, str] = {}
     failures: tuple[str, ...] = ()
     packages: dict[str, str] = {}
+    parameters: dict[str, str] = {}  # what its program marks as such, as it is written there
+    code: dict[str, str] = {}  # digests by name
 
 
 class Verdict(enum.Enum):
@@ -297,7 +299,10 @@ def _stretch(trace: Trace, steps: Sequence[int], has_samples: bool) -> float:
 
 def compare(a: Trace, b: Trace) -> list[Line]:
     """Two runs of any kind: what was asked for differently, how they went. Nothing of it is a deviation."""
-    lines = [*differing_fields(a.spec, b.spec), *_differing_packages(a.packages, b.packages)]
+    lines = [*differing_fields(a.spec, b.spec), *_differing("package", a.packages, b.packages)]
+    lines += _differing("parameter", a.parameters, b.parameters)
+    changed = sorted(name for name in a.code.keys() & b.code.keys() if a.code[name] != b.code[name])
+    lines += [_line(f"code {name}", "a text", "another one", Verdict.TOLD) for name in changed[:12]]
     lines += [_told(_ends(a, b)), _told(_steps(a, b, None))]
     if _common(a, b)[0] > 0:
         lines.append(_told(_losses(a, b, TOLERANCE, exact=False)))
@@ -329,11 +334,11 @@ def differing_fields(a: JobSpec, b: JobSpec) -> list[Line]:
     return lines
 
 
-def _differing_packages(a: Mapping[str, str], b: Mapping[str, str]) -> list[Line]:
+def _differing(what: str, a: Mapping[str, str], b: Mapping[str, str]) -> list[Line]:
     if not a or not b:
         return []
     names = sorted(name for name in a.keys() | b.keys() if a.get(name) != b.get(name))
-    return [_line(f"package {name}", a.get(name, "–"), b.get(name, "–"), Verdict.TOLD) for name in names[:12]]
+    return [_line(f"{what} {name}", a.get(name, "–"), b.get(name, "–"), Verdict.TOLD) for name in names[:12]]
 
 
 def shown_value(value: object) -> str:

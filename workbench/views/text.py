@@ -30,7 +30,7 @@ from workbench.views.table import (
     rank_table,
     workers_table,
 )
-from workbench.views.wording import MARKS
+from workbench.views.wording import MARKS, percent
 
 WIDTH: Final = 100
 GAP: Final = "  "
@@ -63,6 +63,15 @@ def one_line(view: JobView, width: int = WIDTH) -> str:
     """A job in one line, for a live display in a terminal."""
     why = f" · {view.reason}" if view.phase.is_terminal and view.reason else ""
     return finish([f"{headline(view)} · {progress_line(view)}{why}"], width, color=False)
+
+
+def bar(done: int, total: int, width: int = 30) -> str:
+    """`██████░░░░ 60 %`; empty where the total is not known."""
+    if total <= 0:
+        return ""
+    share = min(done / total, 1.0)
+    full = int(share * width)
+    return f"{'█' * full}{'░' * (width - full)} {percent(share)}"
 
 
 def render_jobs(jobs: Sequence[JobSummary], width: int = WIDTH, *, color: bool = False) -> str:
