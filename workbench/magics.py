@@ -7,6 +7,7 @@ thread that runs the cell.
 
 from __future__ import annotations
 
+import re
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
@@ -95,7 +96,7 @@ class DtrainMagics(Magics):
         with_errors_shown = _run_line if cell is None else _run_cell
         try:
             words, is_quiet = split_line(line)
-            outcome = with_errors_shown(self.context, words, cell or "", is_quiet)
+            outcome = with_errors_shown(self.context, words, _marked(self.shell, cell or ""), is_quiet)
             return None if is_quiet else _shown(self.context, outcome, words)
         except UsageError as error:
             raise IPythonUsageError(str(error)) from None
@@ -130,6 +131,14 @@ class DtrainMagics(Magics):
         return sorted(
             name for name in self.context.namespace or () if name.startswith(prefix) and not name.startswith("_")
         )
+
+
+def _marked(shell: Any, cell: str) -> str:
+    """The cell; one that the notebook tags `parameters`, as papermill wants it, with a line that says so."""
+    asked = shell.get_parent() if hasattr(shell, "get_parent") else {}
+    tags = (asked.get("metadata") or {}).get("tags") or () if isinstance(asked, dict) else ()
+    is_told = not cell.strip() or re.search(r"^#\s*(?:dtrain:\s*)?parameters\s*$", cell, re.MULTILINE)
+    return cell if is_told or "parameters" not in tags else f"# dtrain: parameters\n{cell}"
 
 
 DtrainMagics.dtrain.__doc__ = _INTRODUCTION + overview(VERBS, PREFIX)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,9 @@ import psutil
 import pytest
 from jupyter_client.manager import KernelManager, start_new_kernel
 
+from workbench.saved.parameters import parameters
 from workbench.session import Session
+from workbench.state import JobPhase
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*:DeprecationWarning:zmq", "ignore::ResourceWarning")
 
@@ -46,10 +48,12 @@ class Kernel:
         self.manager: KernelManager
         self.manager, self.client = start_new_kernel(kernel_name="python3", startup_timeout=60)
 
-    def run(self, code: str, *, timeout: float = 30.0, interrupt_after: float | None = None) -> Shown:
-        """Run a cell to its end; with `interrupt_after` press the notebook's stop button."""
+    def run(
+        self, code: str, *, timeout: float = 30.0, interrupt_after: float | None = None, tags: Sequence[str] = ()
+    ) -> Shown:
+        """Run a cell to its end; with `interrupt_after` press the stop button. `tags`: as JupyterLab sends them."""
         shown, began, pressed = Shown(), time.monotonic(), None
-        sent = self.client.execute(code)
+        sent = self._send(code, tags)
         while time.monotonic() - began < timeout:
             if interrupt_after is not None and pressed is None and time.monotonic() - began > interrupt_after:
                 pressed = time.monotonic()
@@ -66,6 +70,12 @@ class Kernel:
                 return shown
             self._take(shown, at, message["msg_type"], content)
         raise AssertionError(f"the cell did not end within {timeout} s: {code!r} showed {shown.items}")
+
+    def _send(self, code: str, tags: Sequence[str]) -> str:
+        content = {"code": code, "silent": False, "store_history": True, "user_expressions": {}, "allow_stdin": False}
+        message = self.client.session.msg("execute_request", content, metadata={"tags": list(tags), "trusted": True})
+        self.client.shell_channel.send(message)
+        return str(message["header"]["msg_id"])
 
     def _take(self, shown: Shown, at: float, kind: str, content: Any) -> None:
         if kind == "stream":
@@ -199,6 +209,15 @@ def test_a_cell_as_a_program_of_its_own_and_the_wait_for_it(kernel: Kernel) -> N
     last = [data["text/plain"] for _, kind, data in waited.items if "display_data" in kind][-1]
     assert "SUCCEEDED" in last
     assert kernel.run("%dtrain logs -r 0").displays == ["['--lr', '0.1']"]
+
+
+def test_a_cell_that_is_tagged_parameters_says_so_in_its_text(kernel: Kernel, session: Session) -> None:
+    """As papermill wants it; `dtrain rerun --set` then knows its names."""
+    shown = kernel.run("%%dtrain launch -n 1 --name tagged\nlr = 0.1\nprint(lr)", tags=["parameters"])
+    job = session.attach(
+        next(data["text/plain"] for _, kind, data in shown.items if kind == "execute_result").split()[0]
+    )
+    assert parameters(job.spec.source).keys() == {"lr"} and job.wait(30) is JobPhase.SUCCEEDED
 
 
 def test_stopping_to_wait_stops_nothing_else(kernel: Kernel, session: Session) -> None:
