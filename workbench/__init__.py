@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from workbench.errors import WorkbenchError
     from workbench.feed import JobSummary
     from workbench.magics import load_ipython_extension, unload_ipython_extension
+    from workbench.saved.page import report
     from workbench.saved.rerun import rerun
     from workbench.saved.session import load_session
     from workbench.session import Job, Session
@@ -30,6 +31,7 @@ _HOMES = {
     "WorkbenchError": "workbench.errors",
     "load_ipython_extension": "workbench.magics",
     "load_session": "workbench.saved.session",
+    "report": "workbench.saved.page",
     "rerun": "workbench.saved.rerun",
     "unload_ipython_extension": "workbench.magics",
 }
@@ -44,6 +46,7 @@ __all__ = [
     "WorkbenchError",
     "load_ipython_extension",
     "load_session",
+    "report",
     "rerun",
     "unload_ipython_extension",
 ]

@@ -194,6 +194,7 @@ SCENES: dict[str, Callable[[], Iterator[Update]]] = {
 def serve(socket: Path) -> None:
     """The pages of all scenes, at a socket, until killed; the port's links are asked for as of a real server."""
     from tornado.ioloop import IOLoop
+    from workbench_widgets.files import Made
     from workbench_widgets.follower import picture_of
     from workbench_widgets.pages import Pages
     from workbench_widgets.server import make_server
@@ -232,6 +233,9 @@ def serve(socket: Path) -> None:
 
         def act(self, act: object, done: Callable[[str], None], *, by: str) -> None:
             done(f"{act} was asked for")
+
+        def make(self, what: str, done: Callable[[Made], None], *, with_code: bool) -> None:
+            done(Made(f"{what} is made", "text/html", b"<p>made</p>"))
 
     class Scenes(dict):
         def get(self, name: str, default: object = None) -> object:

@@ -20,6 +20,7 @@ from lab import LOCAL, LiveView, Tab, wait_for
 from playwright.sync_api import Browser, Page
 from test_notebook import assert_moves, await_steps
 
+from workbench.saved.session import load_session
 from workbench.session import Job, Session
 from workbench.state import JobPhase
 
@@ -127,6 +128,12 @@ def test_from_the_list_to_a_job_whose_numbers_move(readers: Callable[..., Reader
     reader.page.wait_for_function("() => document.documentElement.dataset.live === '1'", timeout=20_000)
     assert_moves(LiveView(reader.page.main_frame))
     assert health(url, reader.cookies())["pages"] >= 1
+    with reader.page.expect_download() as waits:
+        reader.page.get_by_role("button", name="Save session").click()
+    assert waits.value.suggested_filename == f"{job.job_id}.dtrain"
+    with load_session(waits.value.path()) as saved:
+        assert saved.attach(job.job_id).spec.args == ("60",)
+    reader.page.get_by_text("went to your browser").wait_for(timeout=10_000)
     reader.shot("tab-job-dark")
 
 

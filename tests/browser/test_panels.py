@@ -168,6 +168,15 @@ def test_what_is_coloured_and_which_events(reader: Reader, tab: Tab) -> None:
     reader.page.get_by_text("GB over time since the start").wait_for(timeout=10_000)
     reader.page.get_by_role("button", name="Resume from the newest checkpoint").click()
     reader.page.get_by_text("was asked for").wait_for(timeout=10_000)
+    reader.page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    reader.page.get_by_role("button", name="Copy error report").press("Enter")
+    reader.page.get_by_text("is in the clipboard").wait_for(timeout=10_000)
+    copied = str(reader.page.evaluate("() => navigator.clipboard.readText()"))
+    assert copied.startswith("dtrain job scene (train): FAILED") and "GPU 3 has a total capacity" in copied
+    with reader.page.expect_download() as waits:
+        reader.page.get_by_role("button", name="Report", exact=True).dblclick()
+    assert waits.value.suggested_filename == "failed.html" and waits.value.path().read_bytes() == b"<p>made</p>"
+    reader.shot("panels-kept")
 
 
 def test_a_moment_of_the_past_in_all_panels(reader: Reader, tab: Tab) -> None:

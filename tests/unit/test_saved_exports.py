@@ -23,7 +23,7 @@ from workbench.blackbox import StepRecord, pack_step
 from workbench.errors import SavedFileError, UsageError
 from workbench.saved.export import COLUMNS, export, masked_crc
 from workbench.saved.notebook import notebook_of
-from workbench.saved.page import page_of
+from workbench.saved.page import report
 from workbench.saved.session import SavedSession, load_session
 from workbench.spec import JobSpec
 from workbench.verbs.table import run
@@ -73,7 +73,7 @@ class Page(HTMLParser):
 
 
 def test_a_page_stands_alone_and_has_words_for_its_pictures(session: SavedSession) -> None:
-    text = page_of([session.attach("trial-1")], "a <title>").decode()
+    text = report([session.attach("trial-1")], "a <title>").decode()
     page = Page(text)
     assert page.open == [] and page.fetched == []
     assert any(label.startswith("Loss by step") and "from 2" in label for label in page.labels)
@@ -87,7 +87,7 @@ def test_what_was_saved_is_shown_as_text_only(dtrain_home: Path, tmp_path: Path)
     asked = fake(msgspec.structs.replace(SPEC, source=f"# {evil}\n", args=(evil,)))
     save_fake(tmp_path / "run.dtrain", asked=asked)
     with load_session(tmp_path / "run.dtrain") as session:
-        text = page_of([session.attach("trial-1")], evil).decode()
+        text = report([session.attach("trial-1")], evil).decode()
     assert "<script" not in text and "&lt;script&gt;" in text
 
 
@@ -98,7 +98,7 @@ def test_an_hour_of_eight_ranks_is_under_a_megabyte(dtrain_home: Path, tmp_path:
     asked.steps = {rank: steps_of(rank, losses, seconds=1.0) for rank in range(8)}
     save_fake(tmp_path / "run.dtrain", asked=asked)
     with load_session(tmp_path / "run.dtrain") as session:
-        data = page_of([session.attach("trial-1")], "an hour")
+        data = report([session.attach("trial-1")], "an hour")
     assert 10_000 < len(data) < 1_000_000
 
 

@@ -10,6 +10,7 @@ import pytest
 from test_views_job import NOW, beat, state, update, view_of
 from workbench_widgets import pools as pools_module
 from workbench_widgets.dashboard import Dashboard, time_of_step
+from workbench_widgets.files import Made
 from workbench_widgets.overview import listing_of
 from workbench_widgets.panels.period import Period, step_of
 from workbench_widgets.pools import Pools
@@ -50,6 +51,10 @@ class FakeSource:
     def act(self, act: Act, done: Callable[[str], None], *, by: str) -> None:
         self.acts.append(f"{act.name} by {by}")
         done("it is done")
+
+    def make(self, what: str, done: Callable[[Made], None], *, with_code: bool) -> None:
+        self.acts.append(f"{what} {'with' if with_code else 'without'} code")
+        done(Made(f"{what} <is> made", "text/html", b"made"))
 
 
 class Page:
@@ -97,7 +102,7 @@ def test_a_change_is_drawn_by_every_panel() -> None:
     assert 'data-do="cancel" class="danger"' in page.markup("controls")
     assert set(page.dashboard.roots) == {
         "header", "controls", "ranks", "timeline", "checkpoints", "throughput", "logs", "frame", "notices", "period",
-        "heatmap", "loss", "stragglers", "communication", "events", "resources", "findings", "gradients",
+        "heatmap", "loss", "stragglers", "communication", "events", "resources", "findings", "gradients", "keeping",
         *(f"save_{name}" for name in SHEETS),
     }  # fmt: skip
 

@@ -124,7 +124,10 @@ def test_header_says_that_it_is_stale_and_keeps_the_picture() -> None:
 def test_header_shows_the_first_cause_once_with_its_traceback() -> None:
     reason = "rank 1 raised ValueError: bad batch"
     ended = state(phase=JobPhase.FAILED, reason=reason, failure=failed(reason, "Traceback …\nValueError: bad batch"))
-    text = Reader(header_html("x", Picture(view_of(update(state=ended))))).text
+    html = header_html("x", Picture(view_of(update(state=ended))))
+    (copied,) = re.findall(r'<pre id="error" hidden>(.*?)</pre>', html, re.DOTALL)
+    text = Reader(html.replace(copied, "")).text
+    assert reason in copied and "Copy error report" in text
     assert text.replace("is FAILED. " + reason, "").count(reason) == 1  # once more for screen readers alone
     assert "ValueError: bad batch" in text and "%dtrain logs digits-12ab -r 1" in text
 

@@ -19,7 +19,8 @@ from workbench.views.job import JobView
 from workbench.views.panels import PanelView
 from workbench.views.sheets import SHEETS
 from workbench_widgets.charts import TimeAxis
-from workbench_widgets.exports import Exports
+from workbench_widgets.exports import Exports, plain_name
+from workbench_widgets.files import SUFFIXES, Made
 from workbench_widgets.live import Frame
 from workbench_widgets.notices import Notices
 from workbench_widgets.pacer import Pacer
@@ -31,6 +32,7 @@ from workbench_widgets.panels.findings import Findings
 from workbench_widgets.panels.gradients import Gradients
 from workbench_widgets.panels.header import Header
 from workbench_widgets.panels.heatmap import Heatmap
+from workbench_widgets.panels.keeping import Keeping
 from workbench_widgets.panels.logs import MOST, Logs
 from workbench_widgets.panels.loss import Loss
 from workbench_widgets.panels.period import Period
@@ -82,6 +84,7 @@ class Dashboard:
         self.pacer = Pacer(self.draw, later, now)
         self.frame = Frame(self.pacer.shown, self._paint)
         self._exports = Exports(source.job_id, tuple(SHEETS), self.frame.send)
+        self._keeping = Keeping(self._make, may_act=may_act)
         self._end = source.subscribe(lambda: later(0.0, self.pacer.want))  # before the first look: nothing is missed
         self.choose(choice)
         self._say_where()
@@ -93,7 +96,7 @@ class Dashboard:
         panels = (
             self._header, self._controls, self._ranks, self._lanes, self._checkpoints, self._throughput, self._logs,
             self._notices, self._period, self._heatmap, self._loss, self._stragglers, self._communication, self._events,
-            self._resources, self._findings, self._gradients,
+            self._resources, self._findings, self._gradients, self._keeping,
         )  # fmt: skip
         menus = {str(menu.name): menu for menu in self._exports.menus.values()}
         return {str(panel.root.name): panel.root for panel in panels} | menus | {"frame": self.frame}
@@ -244,6 +247,17 @@ class Dashboard:
             self._later(0.0, lambda: self._controls.said(text))
 
         self._source.act(act, done, by=BY)
+
+    def _make(self, what: str) -> None:
+        def done(made: Made) -> None:
+            self._later(0.0, lambda: arrived(made))
+
+        def arrived(made: Made) -> None:
+            self._keeping.said(made.said)
+            if made.data:
+                self.frame.send(f"{plain_name(self._source.job_id)}{SUFFIXES[what]}", made.kind, made.data)
+
+        self._source.make(what, done, with_code=self._may_act)
 
 
 def length_of(view: JobView) -> float:

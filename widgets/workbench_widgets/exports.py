@@ -59,8 +59,13 @@ class Exports:
 
 
 def file_name(of: str, what: str, suffix: str) -> str:
-    """`train-1f2e-loss.csv`; nothing in it that a disk, or a shell, minds."""
-    return f"{_ODD.sub('-', of)[:LONGEST].strip('.-') or 'dtrain'}-{what}.{suffix}"
+    """`train-1f2e-loss.csv`."""
+    return f"{plain_name(of)}-{what}.{suffix}"
+
+
+def plain_name(of: str) -> str:
+    """Nothing in it that a disk, or a shell, minds."""
+    return _ODD.sub("-", of)[:LONGEST].strip(".-") or "dtrain"
 
 
 def menu_html(of: str, panel: str) -> str:

@@ -18,6 +18,7 @@ from workbench.views.job import ViewBuilder
 from workbench.views.logs import LogRing
 from workbench.views.panels import PanelBuilder, PanelView, panels_at
 from workbench_widgets.actions import Once, perform
+from workbench_widgets.files import Made, make
 from workbench_widgets.source import Filter, LogTail, Picture
 
 LINGER: Final = 30.0  # s after the last page
@@ -46,7 +47,7 @@ class Follower:
         self._find, self._lost, self._linger, self._retry = find, lost, linger, retry
         self._lock = threading.Lock()
         self._ring, self._once = LogRing(), Once()
-        self._travelling = threading.Lock()
+        self._travelling, self._making = threading.Lock(), threading.Lock()
         self._past: Any = None  # what `Job.past` gives
         self._is_over = self._past_is_whole = False  # nothing comes any more; and it was read after that
         self._listeners: dict[object, Callable[[], object]] = {}
@@ -113,6 +114,15 @@ class Follower:
                     self._once.end(act)
 
         threading.Thread(target=work, name=f"{act.name}-{self.job_id}", daemon=True).start()
+
+    def make(self, what: str, done: Callable[[Made], None], *, with_code: bool) -> None:
+        """One at a time for all pages of the job: it reads the whole record."""
+
+        def work() -> None:
+            with self._making:
+                done(make(what, self._job, with_code=with_code))
+
+        threading.Thread(target=work, name=f"{what}-{self.job_id}", daemon=True).start()
 
     # --- the thread ---
 

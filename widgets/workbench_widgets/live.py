@@ -4,7 +4,8 @@
 reader says stay as they are. A control in it carries `data-do` (a button) or `data-set` (an input or select); using one
 calls `on_action(name, value)`; a slider tells while it moves, and while it has the focus it is the reader's, unless it
 is at its end (`data-live`), which goes on. A button with `data-once` tells not twice within a second; one with
-`data-picture` saves its section's chart (see `pictures`). A scroller with `data-tail` keeps to its end until the reader
+`data-picture` saves its section's chart (see `pictures`); one with `data-copy` copies the text of the element with that
+id, and tells `copied` with 1 or nothing. A scroller with `data-tail` keeps to its end until the reader
 scrolls away.
 
 `Frame` is the page's heartbeat: the browser answers each `pulse` once it has drawn, which is how a page that is hidden
@@ -48,6 +49,17 @@ function attributes(x, y) {
 const slide = (x, y) => {
   if (x.getRootNode().activeElement !== x || 'live' in y.dataset) x.value = y.getAttribute('value');
 };
+async function copy(text) {
+  try { await navigator.clipboard.writeText(text); return true; }
+  catch (e) {  // not over plain http to another host, nor in every frame
+    const area = document.createElement('textarea'), was = document.activeElement;
+    area.value = text; area.style.cssText = 'position:fixed;opacity:0';
+    document.body.append(area); area.select();
+    const done = document.execCommand('copy');
+    area.remove(); if (was) was.focus();
+    return done;
+  }
+}
 const atEnd = s => s.scrollHeight - s.scrollTop - s.clientHeight < 24;
 export function render({model}) {
   const root = document.createElement('div');
@@ -72,7 +84,7 @@ export function render({model}) {
   };
   const tell = (name, value) => model.send_msg({name, value});
   root.addEventListener('click', event => {
-    const button = event.target.closest('[data-do],[data-tail-of],[data-picture]');
+    const button = event.target.closest('[data-do],[data-tail-of],[data-picture],[data-copy]');
     if (!button) return;
     if (button.dataset.picture || 'once' in button.dataset) {  // the second click of two
       if (event.timeStamp - (pressed.get(button) || -1e9) < 1000) return;
@@ -80,6 +92,10 @@ export function render({model}) {
     }
     const {picture: kind, file: name} = button.dataset;
     if (kind) return dispatchEvent(new CustomEvent('dtrain-picture', {detail: {button, kind, name}}));
+    if (button.dataset.copy) {
+      const text = root.querySelector('#' + button.dataset.copy).textContent;
+      return copy(text).then(done => tell('copied', done ? '1' : ''));
+    }
     if (button.dataset.do) return tell(button.dataset.do, button.value || '');
     const s = root.querySelector('#' + button.dataset.tailOf);
     tails.set(s, true); s.scrollTop = s.scrollHeight; shown(s);

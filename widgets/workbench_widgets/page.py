@@ -64,7 +64,8 @@ BODY
 """
 TALLEST: Final = 720  # px that the frame in a notebook grows to; more is scrolled
 JOB_BODY: Final = """
-<div class="first"><nav><a href=".{{ theme_query | e }}">← all jobs</a></nav><div>{{ embed(roots.notices) }}</div></div>
+<div class="first"><nav><a href=".{{ theme_query | e }}">← all jobs</a></nav><div>{{ embed(roots.keeping) }}</div>
+<div>{{ embed(roots.notices) }}</div></div>
 <div class="top"><div>{{ embed(roots.header) }}</div><div data-acts>{{ embed(roots.controls) }}</div></div>
 <section aria-label="Time" class="time">{{ embed(roots.period) }}</section>
 <section aria-label="Findings" data-acts><h2>Findings</h2>{{ embed(roots.findings) }}</section>

@@ -9,6 +9,7 @@ from workbench.views.acts import Act
 from workbench.views.job import JobView
 from workbench.views.logs import Level, LogLine
 from workbench.views.panels import PanelView
+from workbench_widgets.files import Made
 
 
 class Picture(NamedTuple):
@@ -75,3 +76,6 @@ class Source(Protocol):
 
     def act(self, act: Act, done: Callable[[str], None], *, by: str) -> None:
         """Begin it; `done` gets what came of it in words, from any thread."""
+
+    def make(self, what: str, done: Callable[[Made], None], *, with_code: bool) -> None:
+        """Begin to make a file of it, see `files`; `done` gets it, from any thread."""

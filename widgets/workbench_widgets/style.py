@@ -105,6 +105,7 @@ button.pick:hover{{text-decoration:underline}}
 details.save{{width:fit-content;margin-left:auto;padding:0!important;pointer-events:auto}}
 details.save summary{{text-align:right}} details.save .tools{{margin:4px 0 0}}
 details[open]{{padding-bottom:20px}}
+.keeping{{justify-content:flex-end;margin:0}}
 h2.next{{margin-top:14px}} .sides th{{vertical-align:top}}
 .sides td{{white-space:normal;vertical-align:top;min-width:16ch}}
 .jump{{position:absolute;right:14px;bottom:10px}}
@@ -126,6 +127,7 @@ h2{{margin:0 0 4px;font-size:{SMALL_SIZE};font-weight:600;color:var(--dt-muted)}
 [inert]{{opacity:.4}} html:not([data-begun]) section{{visibility:hidden}}
 .bk-Tooltip{{--tooltip-color:var(--dt-raised);--tooltip-text:var(--dt-text);--tooltip-border:var(--dt-muted)}}
 .first{{display:flex;flex-wrap:wrap;gap:4px 24px;justify-content:space-between;align-items:center;margin-bottom:6px}}
+.first>:nth-child(2):not(:last-child){{flex:1 1 200px}}
 nav{{font-size:{SMALL_SIZE}}} nav a{{color:var(--dt-accent);text-decoration:none}}
 nav a:hover{{text-decoration:underline}} :focus-visible{{outline:2px solid var(--dt-accent);outline-offset:1px}}
 #state{{margin:0}} #state:not(:empty){{margin-bottom:8px;padding:6px 10px;border-left:3px solid var(--dt-warn);

@@ -11,8 +11,10 @@ from workbench.session import Job
 from workbench.views.report import Chapter, report_html
 
 
-def page_of(jobs: Sequence[Job], title: str) -> bytes:
-    """One page about all of them."""
+def report(jobs: Job | Sequence[Job], title: str = "", *, with_code: bool = True) -> bytes:
+    """A page about a job or several, in HTML, that needs no server, script or network. `with_code`: with programs."""
+    jobs = [jobs] if isinstance(jobs, Job) else jobs
+    title = title or ", ".join(job.job_id for job in jobs)
     first = jobs[0] if jobs else None
     facts: list[tuple[str, str]] = []
     left_out: tuple[str, ...] = ()
@@ -29,7 +31,7 @@ def page_of(jobs: Sequence[Job], title: str) -> bytes:
         commits = {f"{job.git.commit[:12]} {job.git.branch}".strip() for job in told.jobs if job.git is not None}
         facts += [("commit", ", ".join(sorted(commits)))] if commits else []
         left_out = told.left_out
-    return report_html(title, facts, [_chapter(job) for job in jobs], left_out).encode()
+    return report_html(title, facts, [_chapter(job, with_code=with_code) for job in jobs], left_out).encode()
 
 
 def day_text(when: float) -> str:
@@ -37,8 +39,8 @@ def day_text(when: float) -> str:
     return f"{time.strftime('%Y-%m-%d %H:%M:%S', time.gmtime(when))} UTC"
 
 
-def _chapter(job: Job) -> Chapter:
-    code = job.code if isinstance(job, SavedJob) else _code_of(job)
+def _chapter(job: Job, *, with_code: bool) -> Chapter:
+    code = {} if not with_code else job.code if isinstance(job, SavedJob) else _code_of(job)
     return Chapter(view=job.view(), trace=trace_of(job), code=code)
 
 

@@ -111,7 +111,7 @@ def _html(context: Context, args: Arguments, jobs: list[Job]) -> str:
 
 def report(context: Context, args: Arguments) -> Outcome:
     """One page about all jobs of a file, or one job of the pool."""
-    from workbench.saved.page import page_of
+    from workbench.saved.page import report as page_of
 
     target = Path(args.output or f"{Path(args.source.partition(':')[0]).stem}.html")
     with _jobs(context, args, args.source) as jobs:

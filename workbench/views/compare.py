@@ -29,7 +29,7 @@ _NUMBER: Final = re.compile(
     re.IGNORECASE,
 )
 TEXTS: Final = ("source", "payload")  # fields of a spec that are too long to be shown
-UNTOLD: Final = ("cwd", "name")  # which nothing depends on
+UNTOLD: Final = ("cwd", "name", "env")  # on the first two nothing depends; the last may hold secrets: see `env_names`
 _FINAL: Final = ("accuracy", "acc", "score", "auc", "f1", "perplexity", "ppl", "error")
 
 
@@ -331,7 +331,17 @@ def differing_fields(a: JobSpec, b: JobSpec) -> list[Line]:
         if old != new and name not in UNTOLD:
             shown = ("a program", "another one") if name in TEXTS else (shown_value(old), shown_value(new))
             lines.append(_line(name, *shown, Verdict.TOLD))
+    for name in env_names([a.env, b.env]):
+        old, new = (name in env for env in (a.env, b.env))
+        note = "another value" if old and new else ""
+        lines.append(_line(f"env {name}", "set" if old else "–", "set" if new else "–", Verdict.TOLD, note))
     return lines
+
+
+def env_names(found: Sequence[Mapping[str, str]]) -> list[str]:
+    """Environment variables that are not the same everywhere. Only names are told: a value may be a secret."""
+    names = dict.fromkeys(name for env in found for name in env)
+    return [name for name in names if len({env.get(name) for env in found}) > 1]
 
 
 def _differing(what: str, a: Mapping[str, str], b: Mapping[str, str]) -> list[Line]:

@@ -134,6 +134,7 @@ def _marks(view: JobView) -> str:
 def _fields(spec: JobSpec) -> list[tuple[str, str]]:
     """What differs from the defaults, code apart."""
     told = msgspec.to_builtins(spec)
+    told["env"] = list(told.get("env") or {})  # names only: a value may be a secret
     found = [(name, value) for name, value in told.items() if name not in ("source", "payload")]
     shown = [(name, " ".join(map(str, value)) if isinstance(value, list) else str(value)) for name, value in found]
     kind = spec.kind.value if spec.kind is not EntrypointKind.SCRIPT else "script"

@@ -12,7 +12,7 @@ from itertools import pairwise
 from typing import Final, NamedTuple
 
 from workbench.spec import JobSpec
-from workbench.views.compare import PARTS, TEXTS, UNTOLD, WARM_UP, Speed, ratio_text, shown_value, speed_of
+from workbench.views.compare import PARTS, TEXTS, UNTOLD, WARM_UP, Speed, env_names, ratio_text, shown_value, speed_of
 from workbench.views.job import JobView
 from workbench.views.panels import PanelView
 from workbench.views.series import SeriesPoint
@@ -134,6 +134,8 @@ def asked_table(sides: Sequence[Side]) -> Table:
     specs = [side.more.spec for side in sides]
     known = [spec for spec in specs if spec is not None]
     rows = [(name, [_field(spec, name, known) for spec in specs]) for name in _differing(known)]
+    env: list[Mapping[str, str]] = [spec.env if spec is not None else {} for spec in specs]
+    rows += [(f"env {name}", _values([one.get(name) for one in env])) for name in env_names(env)]
     rows += _packages([side.more.packages for side in sides])
     return _table("What was asked for differently", rows, sides)
 
@@ -215,6 +217,12 @@ def _field(spec: JobSpec | None, name: str, specs: Sequence[JobSpec]) -> str:
         texts = list(dict.fromkeys(getattr(one, name) for one in specs))
         return f"program {chr(ord('A') + texts.index(value))}" if value else NOTHING
     return shown_value(value) or NOTHING
+
+
+def _values(found: Sequence[str | None]) -> list[str]:
+    """Which are the same, and not what they are."""
+    known = [value for value in dict.fromkeys(found) if value is not None]
+    return [NOTHING if value is None else f"value {chr(ord('A') + known.index(value))}" for value in found]
 
 
 def _packages(found: Sequence[Mapping[str, str]]) -> list[tuple[str, list[str]]]:

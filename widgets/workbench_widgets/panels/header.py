@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final
 
+from workbench.views.error_report import error_report
 from workbench.views.job import JobView
 from workbench.views.table import how_long, notes, nothing_yet
 from workbench.views.wording import bare_rate, count, number, percent, plural, seconds, span
@@ -12,6 +14,8 @@ from workbench_widgets.panels.markup import esc, phase_badge
 from workbench_widgets.source import Picture
 from workbench_widgets.style import PANEL
 
+COPIED: Final = "The error report is in the clipboard."
+NOT_COPIED: Final = "The browser does not let this page copy: mark the traceback, and copy it by keyboard."
 TRACEBACK: Final = 8000  # characters, of its end
 
 
@@ -19,14 +23,22 @@ class Header:
     """See the module."""
 
     def __init__(self, job_id: str) -> None:
-        self._job_id = job_id
-        self.root = Live(name="header", stylesheets=[PANEL], markup=header_html(job_id, Picture()))
+        self._job_id, self._picture, self._copied = job_id, Picture(), ""
+        self.root = Live(
+            name="header", stylesheets=[PANEL], markup=header_html(job_id, Picture()), on_action=self._pressed
+        )
 
     def update(self, picture: Picture) -> None:
-        self.root.markup = header_html(self._job_id, picture)
+        self._picture = picture
+        self.root.markup = header_html(self._job_id, picture, self._copied)
+
+    def _pressed(self, name: str, value: str) -> None:
+        if name == "copied":
+            self._copied = COPIED if value else NOT_COPIED
+            self.update(self._picture)
 
 
-def header_html(job_id: str, picture: Picture) -> str:
+def header_html(job_id: str, picture: Picture, copied: str = "") -> str:
     view = picture.view
     stale = f'<p class="notice" role="status">{esc(_stale(picture))}</p>' if picture.notice else ""
     if view is None:
@@ -38,10 +50,11 @@ def header_html(job_id: str, picture: Picture) -> str:
         for line in notes(view)
         if line != told and not line.startswith(("likely cause:", "what to do:"))  # the findings tell that
     )
+    failed = _failure(view, picture.more.packages, copied)
     return (
         f'<div class="head" data-now="{view.now:.3f}"><h1>{esc(view.job_id)}</h1>{phase_badge(view.phase.value)}'
         f'<span class="muted">{esc(_ranks(view))}</span></div>'
-        f"{stale}{_then(picture)}{_spoken(view)}{_stats(view)}{_progress(view)}{lines}{_failure(view)}"
+        f"{stale}{_then(picture)}{_spoken(view)}{_stats(view)}{_progress(view)}{lines}{failed}"
     )
 
 
@@ -106,8 +119,8 @@ def _progress(view: JobView) -> str:
     )
 
 
-def _failure(view: JobView) -> str:
-    """The first cause, and that rank's own traceback."""
+def _failure(view: JobView, packages: Mapping[str, str], copied: str) -> str:
+    """The first cause, and that rank's own traceback; all of it to be copied for somebody else."""
     failure = view.failure
     if failure is None:
         return ""
@@ -118,5 +131,10 @@ def _failure(view: JobView) -> str:
         if words
         else ""
     )
-
-    return f'<div class="notice bad"><p>{esc(failure.reason)}<span class="muted">{esc(where)}</span></p>{trace}</div>'
+    copy = (
+        '<div class="tools"><button data-copy="error" title="reason, likely cause, versions and traceback, as text">'
+        f'Copy error report</button><span class="small muted" role="status">{esc(copied)}</span></div>'
+        f'<pre id="error" hidden>{esc(error_report(view, packages))}</pre>'
+    )
+    told = f'<p>{esc(failure.reason)}<span class="muted">{esc(where)}</span></p>'
+    return f'<div class="notice bad">{told}{trace}{copy}</div>'
