@@ -75,6 +75,9 @@ def _show(outcome: Outcome, wants_json: bool) -> int:
         _print_json(outcome.document)
     elif outcome.text:
         print(outcome.text)
+    if outcome.then is not None:
+        sys.stdout.flush()
+        outcome.then()
     return outcome.code
 
 

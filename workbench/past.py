@@ -29,6 +29,7 @@ EVENTS: Final = 100_000  # the newest that can be gone back to
 REPORTS: Final = 2_000
 KEYFRAME: Final = 64  # events between two states that are kept
 LEAST: Final = WINDOW + 1.0  # s before a moment that its numbers are taken from; more where steps are long
+LEAST_OF_MANY: Final = 3.0  # the same for more ranks than have a history of their own here: it costs the pool
 STEPS: Final = 4.0
 FINEST: Final = 1.0  # s
 _SUMS: Final = ("duration", "data", "forward", "backward", "comm", "optimizer", "checkpoint", "samples", "tokens")
@@ -101,7 +102,8 @@ class Past:
         total = next((one for one in reversed(self._totals.items) if one.start <= time), None)
         if total is None:
             return ()
-        reach = max(LEAST, STEPS * total.duration / total.steps if total.steps else 0.0)
+        least = LEAST if self._by_rank else LEAST_OF_MANY
+        reach = max(least, STEPS * total.duration / total.steps if total.steps else 0.0)
         since = max(self.begin, time - reach)
         if not self._by_rank:  # of many ranks: two or three a rank will do
             first = Wanted(since, time, max(FINEST, float(math.ceil(reach / 2))))

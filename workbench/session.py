@@ -253,6 +253,8 @@ class Session:
 class Job:
     """One job of a pool. Every property asks the pool; the values it gives are snapshots."""
 
+    is_saved = False  # a job of a saved session: nothing comes any more, and nothing can be done to it
+
     def __init__(self, session: Session, job_id: str) -> None:
         self.session, self.job_id = session, job_id
 

@@ -147,7 +147,7 @@ def main() -> list[Row]:
     past.add(first)
     for place in range(TRIES):
         at = HOUR * (place + 1) / (TRIES + 1)
-        fine = [bucket(k, at - 6 + 3 * part, 3.0) for part in range(2) for k in range(RANKS)]  # the pool's part
+        fine = [bucket(k, at - 3 + 1.5 * part, 1.5) for part in range(2) for k in range(RANKS)]  # the pool's part
         then, took = timed(lambda at=at, fine=fine: picture_of(past.at(EPOCH + at, fine), panels.view()))
         found.append(took)
         shown.append(page.draw(then)[0])

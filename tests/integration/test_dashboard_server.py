@@ -19,7 +19,7 @@ from pathlib import Path
 import psutil
 import pytest
 from workbench_widgets.address import socket_path
-from workbench_widgets.tab import Tab, TabError, open_tab
+from workbench_widgets.tab import Tab, TabError, open_tab, show_saved
 
 from workbench.pool import local
 
@@ -184,6 +184,47 @@ def test_tokens_are_for_processes_of_this_machine_alone(path: Path) -> None:
         answer = connection.getresponse()
         assert answer.status == 403 and "act" not in json.loads(answer.read())
     connection.close()
+
+
+SAVED = Path(__file__).parents[1] / "data" / "saved_session_v1" / "run.dtrain"
+
+
+def test_a_saved_session_is_shown_to_who_has_its_key_and_no_page_acts(path: Path, home: Path) -> None:
+    assert get(path, "/healthz?file=no-such")[0] == 404
+    key = show_saved(home, SAVED)
+    assert key == show_saved(home, SAVED) and key.startswith("run.dtrain-") and "/" not in key
+    assert get(path, f"/healthz?file={key}")[0] == 200
+    status, _, body = get(path, f"/job?id={key}:trial-1")
+    assert status == 200 and "<title>trial-1 · dtrain" in body and f'href=".?file={key}' in body
+    assert str(SAVED.parent) not in body and str(SAVED.parent) not in get(path, f"/?file={key}")[2]
+    with pytest.raises(TabError, match="no saved session"):
+        show_saved(home, Path(__file__))
+    connection = Connection(path)
+    for name in ("X-Forwarded-For", "X-ProxyContextPath", "Dtrain-Rights"):
+        connection.request("POST", "/saved", json.dumps({"path": str(SAVED), "guest": 1}), {name: "x"})
+        answer = connection.getresponse()
+        assert answer.status == 403 and "key" not in json.loads(answer.read())
+    connection.close()
+
+
+def test_a_shell_shows_a_saved_session_until_it_is_interrupted(tmp_path: Path) -> None:
+    env = {**os.environ, "DTRAIN_HOME": str(tmp_path / "home"), "TMPDIR": str(tmp_path)}
+    argv = [sys.executable, "-m", "workbench", "dashboard", str(SAVED), "--json"]
+    process = subprocess.Popen(argv, env=env, cwd="/", stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        told = json.loads("".join(iter(process.stdout.readline, "}\n")) + "}")
+        assert told["read_only"] and f"127.0.0.1:{told['port']}/look/job/trial-1?token=" in told["url"]
+        tab = Tab(told["port"], "no act-token", told["url"].partition("token=")[2])
+        cookie = cookie_of(tab, told["url"])
+        assert "trial-1 · dtrain" in by_port(tab, "/look/job?id=trial-1", Cookie=cookie)[2]
+        assert by_port(tab, "/job?id=trial-1", Cookie=cookie)[0] == 403
+        process.send_signal(signal.SIGINT)
+        assert process.wait(20) == 0
+    finally:
+        process.kill()
+        process.communicate()
+    assert not (tmp_path / "home" / "pools").exists() and list(tmp_path.glob("dtrain-*")) == []
 
 
 def test_a_port_that_is_taken_is_told(home: Path, server: subprocess.Popen[bytes]) -> None:

@@ -112,6 +112,9 @@ def test_a_loaded_job_is_the_live_one(session: Session, folder: Path) -> None:
         for moving in ("now", "running_for"):
             live.pop(moving), old.pop(moving)
         assert msgspec.json.encode(live) == msgspec.json.encode(old)
+        middle = (job.state.submitted_at + (job.state.ended_at or 0.0)) / 2
+        then, kept_then = job.view(at=middle), kept.view(at=middle)
+        assert not then.phase.is_terminal and msgspec.json.encode(then) == msgspec.json.encode(kept_then)
         assert kept.code == {"train.py": TRAIN, "helper.py": HELPER}
         assert trace_of(kept) == msgspec.structs.replace(trace_of(job))
 

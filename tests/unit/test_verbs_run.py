@@ -16,6 +16,8 @@ from workbench.state import Checkpoint, JobPhase
 from workbench.verbs.context import WaitInterrupted
 from workbench.verbs.table import run
 
+SAVED = Path(__file__).parents[1] / "data" / "saved_session_v1" / "run.dtrain"
+
 
 def do(context: Any, line: str) -> Any:
     return run(context, line.split())
@@ -34,6 +36,25 @@ def test_a_notebook_shows_the_pages_in_the_cell_and_no_link() -> None:
             do(context, f"dashboard {options}")
     with pytest.raises(UsageError, match="pools of this machine"):
         do(context_of(FakeSession("a-1")), "dashboard --address tls://h:1")
+
+
+def test_a_notebook_shows_a_saved_session_and_asks_no_pool(monkeypatch: pytest.MonkeyPatch) -> None:
+    from workbench.saved import session as saved
+
+    shown: list[Path] = []
+    monkeypatch.setattr(saved, "show_live", lambda path, start=False: shown.append((path, start)) or "run-1")
+    context = context_of(FakeSession())
+    job = do(context, f"dashboard {SAVED}").value
+    assert shown == [(SAVED, True)] and job.job_id == "trial-1"  # the only one in it
+    bundle = job._repr_mimebundle_()
+    assert 'data-dtrain-page="job?id=run-1%3Atrial-1"' in bundle["text/html"] and "%dtrain logs" not in str(bundle)
+    whole = job.session._repr_mimebundle_()
+    assert 'data-dtrain-page="?file=run-1"' in whole["text/html"] and "run.dtrain: saved" in whole["text/plain"]
+    assert do(context, f"dashboard {SAVED}:trial").value.job_id == "trial-1"
+    monkeypatch.setattr(saved, "show_live", lambda path, start=False: "")
+    assert "<script" not in job._repr_mimebundle_()["text/html"] + job.session._repr_mimebundle_()["text/html"]
+    with pytest.raises(UsageError, match="in the cell"):
+        do(context, f"dashboard {SAVED} --port 8080")
 
 
 # --- which pool, which job --------------------------------------------------------------------------------------------

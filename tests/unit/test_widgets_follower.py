@@ -26,7 +26,7 @@ PATIENCE = 5.0
 class FakeJob:
     """Answers `follow` from a list; an exception in it is raised; when it is used up `follow` waits."""
 
-    job_id = "digits-12ab"
+    job_id, is_saved = "digits-12ab", False
 
     def __init__(self, *answers: Update | Exception) -> None:
         self.answers, self.asked, self.calls = list(answers), [], []

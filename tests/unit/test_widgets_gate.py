@@ -83,7 +83,7 @@ def test_a_link_to_look_at_opens_only_pages_that_show() -> None:
     assert isinstance(ask("/", cookies=look.replace("look", "act")), Answer)
 
 
-@pytest.mark.parametrize("target", ["/gate", "/look/gate", "/gate?x=1"])
+@pytest.mark.parametrize("target", ["/gate", "/look/gate", "/gate?x=1", "/saved", "/look/saved"])
 def test_tokens_are_not_given_through_a_port(target: str) -> None:
     cookies = f"{enter('/?token=act-token')}; {enter('/look/?token=look-token')}"
     found = ask(target, cookies=cookies)

@@ -96,7 +96,7 @@ class Follower:
         job, whole = self._job or self._find(self.job_id), self.picture.more
         if self._past is None or not (self._is_over and self._past_is_whole):
             self._past, self._past_is_whole = job.past(self._past), self._is_over
-        return picture_of(job.at(moment, self._past), whole)
+        return picture_of(job.at(moment, self._past), whole)._replace(is_saved=job.is_saved)
 
     def act(self, act: Act, done: Callable[[str], None], *, by: str) -> None:
         """Pages of one job share this: the second click of two may come from another one."""
@@ -179,8 +179,8 @@ class Follower:
             builder.add(update)
             panels.add(update)
             self._add_output(ring, update.output)
-            self._show(Picture(builder.view(), more=panels.view()))
-            if update.state.phase.is_terminal:
+            self._show(Picture(builder.view(), more=panels.view(), is_saved=job.is_saved))
+            if update.state.phase.is_terminal or job.is_saved:
                 settled = settled or time.monotonic()
                 if not is_news or time.monotonic() - settled > SETTLE:
                     self._is_over = True
@@ -189,9 +189,9 @@ class Follower:
         return cursor
 
     def _idle(self, job: Job, cursor: Any) -> None:
-        """An ended job changes only when somebody resumes it."""
+        """An ended job changes only when somebody resumes it, a saved one never."""
         while self.is_wanted:
-            if job.follow(cursor, POLL).cursor != cursor:
+            if not job.is_saved and job.follow(cursor, POLL).cursor != cursor:
                 return
             self._wake.wait(2.0)
 

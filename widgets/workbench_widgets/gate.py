@@ -31,7 +31,7 @@ from tornado.httputil import (
 HOSTS: Final = ("127.0.0.1", "localhost")  # a tunnel may end at any port, so that it does not matter
 LOOK: Final = "/look"  # what the addresses of pages that only show begin with
 RIGHTS: Final = "Dtrain-Rights"  # the header by which a page hears that it may only look
-HIDDEN: Final = ("/gate",)  # for this user's own processes, over the unix socket
+HIDDEN: Final = ("/gate", "/saved")  # for this user's own processes, over the unix socket
 BYTES: Final = 32  # of a token
 
 

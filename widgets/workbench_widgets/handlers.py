@@ -27,13 +27,16 @@ class SafeHeaders(OutputTransform):
 
 
 class Health(RequestHandler):
-    """`/healthz`."""
+    """`/healthz`; with `?file=KEY` only where that saved session is open."""
 
-    def initialize(self, health: Callable[[], dict[str, object]]) -> None:
-        self._health = health
+    def initialize(self, health: Callable[[], dict[str, object]], knows: Callable[[str], bool]) -> None:
+        self._health, self._knows = health, knows
 
     def get(self) -> None:
         self.set_header("Cache-Control", "no-store")
+        file = self.get_query_argument("file", "")
+        if file and not self._knows(file):
+            self.set_status(404)
         self.write(self._health())
 
 

@@ -12,8 +12,9 @@ import time
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
+import msgspec
+
 from workbench import JobPhase, JobSummary, WorkbenchError
-from workbench.views.table import pool_line
 from workbench_widgets.pools import Pools
 
 EVERY: Final = 2.0  # s
@@ -127,9 +128,10 @@ def listing_of(pools: Pools, query: Query = ALL) -> Listing:
                 if job.job_id not in jobs or job.job_id in status.running:
                     jobs[job.job_id] = job
             counts = counts or session.job_counts(query.search)  # the pools of a home share one list
-            lines.append(pool_line(status))
+            lines.append(pools.told(status))
         except WorkbenchError as error:
             pools.forget(session)
             lines.append(f"pool {name}: {error}")
     newest = sorted(jobs.values(), key=lambda job: job.submitted_at, reverse=True)[:MOST]
-    return Listing(tuple(lines), tuple(newest), tuple(sorted(counts.items())))
+    shown = tuple(msgspec.structs.replace(job, job_id=pools.shown(job.job_id)) for job in newest)
+    return Listing(tuple(lines), shown, tuple(sorted(counts.items())))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from typing import Any, Final
+from urllib.parse import urlencode
 
 from workbench_widgets.pictures import SCRIPT
 from workbench_widgets.style import PAGE
@@ -21,13 +22,14 @@ addEventListener('message',function(event){
 var theme=event.data&&event.data.dtrainTheme;
 if(event.origin===location.origin&&event.source===parent&&(theme==='dark'||theme==='light'))page.dataset.theme=theme});
 var slow=setTimeout(function(){if(!page.dataset.live)
-say('This takes longer than it should. If nothing comes, reload the page; if that does not help: %dtrain up')},10000);
+say('This takes longer than it should. If nothing comes, reload the page; if that does not help: '+
+main.dataset.again)},10000);
 new MutationObserver(function(){if(page.dataset.live){clearTimeout(slow);say('');page.dataset.begun='1'}})
 .observe(page,{attributes:true,attributeFilter:['data-live']});
 function back(){fetch('healthz',{credentials:'same-origin',cache:'no-store'}).then(function(answer){
 if(!answer.ok||answer.redirected)throw answer.status;location.reload()}).catch(function(){setTimeout(back,2000)})}
 function gone(){say('The live view has lost its server; below is how things stood. It comes back by itself when the \\
-server does: start it with %dtrain up.');delete page.dataset.live;setTimeout(back,1000);
+server does: '+main.dataset.again+'.');delete page.dataset.live;setTimeout(back,1000);
 document.querySelectorAll('[data-acts]').forEach(function(part){part.inert=true})}
 function fit(){try{var frame=window.frameElement;
 if(frame)frame.style.height=Math.min(TALLEST,Math.max(180,Math.ceil(main.getBoundingClientRect().height)))+'px'}catch(e){}}
@@ -52,7 +54,7 @@ _TEMPLATE: Final = """
 {{ bokeh_css if bokeh_css }}
 {% endblock %}
 {% block inner_body %}
-<main>
+<main data-again="{{ again | e }}">
 <p id="state" role="status" aria-live="polite">{{ loading | e }}</p>
 BODY
 {{ embed(roots.frame) }}
@@ -110,13 +112,15 @@ def template(body: str) -> str:
     )
 
 
-def variables(theme: str, loading: str) -> dict[str, Any]:
-    """What the template needs to know."""
+def variables(theme: str, loading: str, file: str = "") -> dict[str, Any]:
+    """What the template needs to know. `file`: the saved session whose jobs "all jobs" are."""
+    query = {name: value for name, value in (("file", file), ("theme", theme if theme in THEMES else "")) if value}
     auto = "" if theme in THEMES else ' data-auto="1"'
     return {
         "html_attrs": f'data-theme="{known_theme(theme)}"{auto}',
         "loading": loading,
-        "theme_query": f"?theme={theme}" if theme in THEMES else "",
+        "theme_query": f"?{urlencode(query)}" if query else "",
+        "again": "show it again with: %dtrain dashboard FILE" if file else "start it with %dtrain up",
     }
 
 

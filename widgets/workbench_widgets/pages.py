@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from bokeh.application.handlers.function import FunctionHandler
@@ -22,17 +21,22 @@ from workbench_widgets.overview import Listing, Overview
 from workbench_widgets.pacer import Pacer
 from workbench_widgets.panels.jobs import Jobs
 from workbench_widgets.pools import Pools
+from workbench_widgets.saved import Guests, Shelf
 from workbench_widgets.source import Choice
 from workbench_widgets.theme import known_theme
 
 
 class Pages:
-    """What all open pages share: the lines to the pools and a follower a job."""
+    """What all open pages share: the lines to the pools, the saved sessions that are shown, and a follower a job.
 
-    def __init__(self, home: Path) -> None:
-        self._pools = Pools(home)
-        self._followers = Followers(self._pools.find, lost=self._lost)
-        self._overview = Overview(self._pools)
+    `may_act` False: none of them acts.
+    """
+
+    def __init__(self, pools: Pools, *, may_act: bool = True) -> None:
+        self._pools, self._may_act = pools, may_act
+        self.shelf, self.guests = Shelf(), Guests()
+        self._followers = Followers(self._find, lost=self._lost)
+        self._overview = Overview(pools)
         self.count_sessions: Callable[[], int] = lambda: 0
 
     def health(self) -> dict[str, object]:
@@ -44,8 +48,13 @@ class Pages:
             "followed": len(self._followers),
         }
 
+    def is_needed(self) -> bool:
+        """Whether a server that was started for its guests has to go on. Waits for pools' answers."""
+        return not self.guests.are_gone or self._pools.is_any_running()
+
     def close(self) -> None:
-        self._followers.close()  # the lines to the pools go with the process; to close them takes seconds
+        self._followers.close()
+        self.shelf.close()  # the lines to the pools go with the process; to close them takes seconds
 
     def job_app(self) -> Any:
         return _application(self._job_page)
@@ -56,14 +65,21 @@ class Pages:
     def list_app(self) -> Any:
         return _application(self._list_page)
 
+    def _find(self, job_id: str) -> Job:
+        return self.shelf.find(job_id) if is_saved(job_id) else self._pools.find(job_id)
+
     def _lost(self, job: Job) -> None:
-        self._pools.forget(job.session)
+        if not job.is_saved:
+            self._pools.forget(job.session)
 
     def _job_page(self, doc: Any) -> None:
         request = doc.session_context.request
-        arguments, may_act = request.arguments, request.headers.get(RIGHTS, "act") == "act"
+        arguments = request.arguments
         job_id, theme = page.argument(arguments, "id"), page.argument(arguments, "theme")
-        _prepare(doc, f"{job_id or 'no job'} · dtrain", page.JOB_BODY, theme)
+        may_act = self._may_act and not is_saved(job_id) and request.headers.get(RIGHTS, "act") == "act"
+        _prepare(
+            doc, f"{job_id.partition(':')[2] or job_id or 'no job'} · dtrain", page.JOB_BODY, theme, file_of(job_id)
+        )
         choice = Choice(page.number(arguments, "rank"), page.number(arguments, "step"))
         follower, at = self._followers.get(job_id), page.seconds(arguments, "at")
         dashboard = Dashboard(follower, known_theme(theme), later_on(doc), may_act=may_act, choice=choice, at=at)
@@ -81,9 +97,11 @@ class Pages:
         doc.on_session_destroyed(lambda _: comparison.close())
 
     def _list_page(self, doc: Any) -> None:
-        theme = page.argument(doc.session_context.request.arguments, "theme")
+        arguments = doc.session_context.request.arguments
+        theme, saved = page.argument(arguments, "theme"), self.shelf.get(page.argument(arguments, "file"))
+        overview = self._overview if saved is None else Overview(saved)
         _prepare(doc, "jobs · dtrain", page.LIST_BODY, theme)
-        jobs, later = Jobs(theme, self._overview.ask_now), later_on(doc)
+        jobs, later = Jobs(theme, overview.ask_now), later_on(doc)
         newest = [Listing()]
 
         def draw() -> None:
@@ -96,7 +114,7 @@ class Pages:
 
         pacer = Pacer(draw, later, IOLoop.current().time)
         frame = Frame(pacer.shown, jobs.paint if theme else lambda _: None)
-        end = self._overview.subscribe(lambda: jobs.query, changed)
+        end = overview.subscribe(lambda: jobs.query, changed)
         draw()
         _place(doc, {"jobs": jobs.root, "frame": frame}, pacer)
 
@@ -131,9 +149,19 @@ def later_on(doc: Any) -> Later:
     return later
 
 
-def _prepare(doc: Any, title: str, body: str, theme: str) -> None:
+def is_saved(job_id: str) -> bool:
+    """Whether a page's id is that of a job of a saved session: `KEY:JOB`."""
+    return ":" in job_id
+
+
+def file_of(job_id: str) -> str:
+    """The key of the saved session that it is of, or ''."""
+    return job_id.partition(":")[0] if is_saved(job_id) else ""
+
+
+def _prepare(doc: Any, title: str, body: str, theme: str, file: str = "") -> None:
     doc.title, doc.template = title, page.template(body)
-    doc.template_variables.update(page.variables(theme, "loading …"))
+    doc.template_variables.update(page.variables(theme, "loading …", file))
     doc.config.reconnect_session = doc.config.notify_connection_status = False  # the page says it in its own words
 
 

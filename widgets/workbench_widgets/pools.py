@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from workbench import Job, Session, WorkbenchError
+from workbench.views.table import pool_line
 
 CONNECT_TIMEOUT: Final = 5.0
 
@@ -59,6 +61,22 @@ class Pools:
             except WorkbenchError as error:
                 first_error = error
         raise first_error or no_pool()
+
+    def told(self, status: Any) -> str:
+        """A pool in a line."""
+        return pool_line(status)
+
+    def shown(self, job_id: str) -> str:
+        """How a job is called in addresses and lists."""
+        return job_id
+
+    def is_any_running(self) -> bool:
+        """Asks all of them, as far as that is needed."""
+        for name in self.names():
+            with contextlib.suppress(WorkbenchError):
+                self._reach(name)
+                return True
+        return False
 
     def _reach(self, name: str) -> Session:
         session = self.session(name)

@@ -35,7 +35,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Serve until SIGTERM; 0 also when another process serves this home already."""
     parser = argparse.ArgumentParser(prog="workbench_widgets.server", description=main.__doc__)
     parser.add_argument("--home", type=Path, default=None, help="the dtrain home whose jobs are shown")
-    home = parser.parse_args(argv).home or home_dir()
+    parser.add_argument("--guests", action="store_true", help="end once no process that showed a file here is left")
+    options = parser.parse_args(argv)
+    home = options.home or home_dir()
     os.environ["DTRAIN_HOME"] = str(home)
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     for handler in logging.getLogger().handlers:
@@ -48,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     with _alone(path) as is_alone:
         if is_alone:
-            serve(home, path)
+            serve(home, path, is_guests=options.guests)
     return 0
 
 
@@ -78,19 +80,22 @@ def _alone(path: Path) -> Iterator[bool]:
         os.close(descriptor)
 
 
-def serve(home: Path, path: Path) -> None:
-    """Listen at `path` until told to end; then remove it."""
+def serve(home: Path, path: Path, *, is_guests: bool = False) -> None:
+    """Listen at `path` until told to end, then remove it. `is_guests`: end by itself when nobody needs it."""
     from tornado.ioloop import IOLoop, PeriodicCallback
 
     from workbench_widgets.pages import Pages
+    from workbench_widgets.pools import Pools
 
-    pages, loop = Pages(home), IOLoop.current()
+    pages, loop = Pages(Pools(home)), IOLoop.current()
     for number in (signal.SIGTERM, signal.SIGINT):  # before there is a socket to leave behind
         signal.signal(number, lambda *_: loop.add_callback_from_signal(loop.stop))
     server, keeper = make_server(pages, path, home / "dashboard")
-    inode = path.stat().st_ino
+    inode = _inode(path) or -1  # it may be gone already
     stop_when_taken = functools.partial(_check_socket, path, inode, loop.stop)
     PeriodicCallback(stop_when_taken, CHECK_EVERY * 1000).start()
+    if is_guests:
+        PeriodicCallback(functools.partial(_end_with_guests, pages, loop), CHECK_EVERY * 1000).start()
     server.start()
     keeper.restore()
     try:
@@ -101,6 +106,11 @@ def serve(home: Path, path: Path) -> None:
         keeper.close()
         pages.close()
         server.stop(wait=False)
+
+
+async def _end_with_guests(pages: Any, loop: Any) -> None:
+    if not await loop.run_in_executor(None, pages.is_needed):
+        loop.stop()
 
 
 def _check_socket(path: Path, inode: int, stop: Callable[[], None]) -> None:
@@ -124,6 +134,7 @@ def make_server(pages: Any, path: Path, directory: Path) -> tuple[Any, Any]:
     from workbench_widgets.gate import RIGHTS
     from workbench_widgets.gatekeeper import Gatekeeper, Open
     from workbench_widgets.handlers import HEADERS, Health, Link, SafeHeaders
+    from workbench_widgets.saved import Show
 
     keepers: list[Gatekeeper] = []
     server = Server(  # type: ignore[no-untyped-call]
@@ -131,8 +142,9 @@ def make_server(pages: Any, path: Path, directory: Path) -> tuple[Any, Any]:
         unix_socket=str(path),
         allow_websocket_origin=["*"],
         extra_patterns=[
-            ("/healthz", Health, {"health": pages.health}),
+            ("/healthz", Health, {"health": pages.health, "knows": lambda key: pages.shelf.get(key) is not None}),
             ("/gate", Open, {"keepers": keepers}),
+            ("/saved", Show, {"shelf": pages.shelf, "guests": pages.guests}),
             (r"/job/([^/]+)", Link),
         ],
         include_headers=[RIGHTS],

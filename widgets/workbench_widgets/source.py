@@ -15,13 +15,14 @@ from workbench_widgets.files import Made
 class Picture(NamedTuple):
     """The job as far as it is known. `view` None: nothing has come yet. `notice`: why nothing comes now, or ''.
 
-    `at`: the moment of the past (epoch s) that this is of; None: now.
+    `at`: the moment of the past (epoch s) that this is of; None: now. `is_saved`: of a saved session: no pool has it.
     """
 
     view: JobView | None = None
     notice: str = ""
     more: PanelView = PanelView()
     at: float | None = None
+    is_saved: bool = False
 
 
 class Choice(NamedTuple):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
 import socket
 import time
 from pathlib import Path
@@ -51,10 +52,23 @@ def open_tab(home: Path, port: int = 0, *, read_only: bool = False, timeout: flo
     `read_only`: what the ticket is for.
     Waits for a server that is being started. Raises `TabError`.
     """
+    answer = _ask(home, "/gate", {"port": port, "ticket": "look" if read_only else "act"}, timeout)
+    return Tab(int(answer["port"]), *(str(answer[name]) for name in ("act", "look", "ticket")))
+
+
+def show_saved(home: Path, file: Path, *, timeout: float = STARTS) -> str:
+    """Have the server of this home show a saved session as long as this process lives: its key in addresses.
+
+    Waits for a server that is being started. Raises `TabError`.
+    """
+    return str(_ask(home, "/saved", {"path": str(file.absolute()), "guest": os.getpid()}, timeout)["key"])
+
+
+def _ask(home: Path, what: str, body: dict[str, Any], timeout: float) -> dict[str, Any]:
     deadline = time.monotonic() + timeout
     while True:
         try:
-            status, answer = _post(socket_path(home), {"port": port, "ticket": "look" if read_only else "act"})
+            status, answer = _post(socket_path(home), what, body)
         except (OSError, http.client.HTTPException) as error:
             if time.monotonic() > deadline:
                 raise TabError(f"the server of the live pages does not answer: {error}") from error
@@ -62,13 +76,13 @@ def open_tab(home: Path, port: int = 0, *, read_only: bool = False, timeout: flo
         else:
             if status != 200:
                 raise TabError(str(answer.get("error") or f"the server of the live pages answered {status}"))
-            return Tab(int(answer["port"]), *(str(answer[name]) for name in ("act", "look", "ticket")))
+            return answer
 
 
-def _post(path: Path, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+def _post(path: Path, what: str, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
     connection = _Connection(path)
     try:
-        connection.request("POST", "/gate", json.dumps(body), {"Content-Type": "application/json"})
+        connection.request("POST", what, json.dumps(body), {"Content-Type": "application/json"})
         answer = connection.getresponse()
         text = answer.read()
     finally:

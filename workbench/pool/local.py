@@ -270,8 +270,16 @@ def caller_environment() -> dict[str, str]:
     return {k: v for k, v in os.environ.items() if not k.startswith(FOREIGN)}
 
 
-def start_dashboard() -> None:
-    """The live pages of this home, served by a process of their own; nothing happens where they are not installed."""
+def dashboard_runs() -> bool:
+    """Whether the live pages of this home are served."""
+    return running(home_dir() / "dashboard", "dashboard") is not None
+
+
+def start_dashboard(*, for_guests: bool = False) -> None:
+    """The live pages of this home, served by a process of their own; nothing happens where they are not installed.
+
+    `for_guests`: no pool needs them; they end by themselves with the last process that showed a file there.
+    """
     if any(importlib.util.find_spec(name) is None for name in ("workbench_widgets", "panel")):
         return
     directory = private_dir(home_dir() / "dashboard")
@@ -280,6 +288,7 @@ def start_dashboard() -> None:
     with _locked(directory):
         if running(directory, "dashboard") is None:
             argv = [sys.executable, "-m", "workbench_widgets.server", "--home", str(home_dir())]
+            argv += ["--guests"] if for_guests else []
             process = spawn(argv, directory / "dashboard.log")
             write_mark(directory, "dashboard", pid=process.pid)
             disown(process)

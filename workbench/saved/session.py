@@ -6,32 +6,39 @@ No pool, no process, no pickle, and no code that was saved is run. Jobs, views, 
 
 from __future__ import annotations
 
+import importlib
 import math
 import os
+import time
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, Final, Self, TypeVar
 
 import msgspec
 
 import workbench.requests as rq
 from workbench.agent.logs import LogPage
-from workbench.errors import UnknownJobError, UsageError
+from workbench.errors import PoolError, UnknownJobError, UsageError
 from workbench.events import Event, OriginRecorded
 from workbench.feed import Bucket, Cursor, JobSummary, PoolStatus, StepPage, Update
 from workbench.origin import Origin
 from workbench.past import Past
+from workbench.pool import local
 from workbench.session import Job, Session
 from workbench.spec import EntrypointKind
+from workbench.store.home import home_dir
 from workbench.store.saved import archive
 from workbench.store.saved.archive import Archive
 from workbench.store.saved.document import Document
 from workbench.store.saved.records import SavedRecord
 from workbench.views.buckets import across_ranks, merge, throughput
 
+TAB: Final = "workbench_widgets.tab"  # by name: it is above
+START: Final = 60.0  # s that a server may take to start
+QUICK: Final = 1.0  # s that one which runs may take to answer
 T = TypeVar("T")
 
 
@@ -136,6 +143,16 @@ class SavedSession(Session):
     def __repr__(self) -> str:
         return f"<SavedSession: {len(self._records)} jobs of {self.archive.path.name}>"
 
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
+        from workbench.views.html import snapshot_saved_html
+        from workbench.views.text import render_jobs
+
+        jobs = self.jobs(limit=1000)
+        when = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(self.document.saved_at))
+        head = f"{self.archive.path.name}: saved {when} UTC by dtrain {self.document.dtrain}"
+        html = snapshot_saved_html(head, jobs, file=show_live(self.archive.path))
+        return {"text/plain": f"{head}\n{render_jobs(jobs)}", "text/html": html}
+
     # --- answers ---
 
     @property
@@ -187,6 +204,7 @@ class SavedJob(Job):
     """A job of a saved session: all that can be looked at, at any moment of its life."""
 
     session: SavedSession
+    is_saved = True
 
     def at(self, time: float, past: Past | None = None) -> Update:
         """As of a job; with what was printed by then, as far as it was kept."""
@@ -225,12 +243,41 @@ class SavedJob(Job):
     def updates(self) -> Any:
         yield self.follow(timeout=0.0)
 
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
+        from workbench.views.html import snapshot_html
+        from workbench.views.text import render_status
+
+        view = self.view()
+        html = snapshot_html(view, file=show_live(self.session.archive.path))
+        return {"text/plain": render_status(view), "text/html": html}
+
     def panel(self) -> Any:
         raise UsageError("a saved job cannot be acted on", hint="run it again with: %dtrain rerun FILE")
 
     def _demand_end(self) -> None:
         if not self.phase.is_terminal:
             raise UsageError(f"{self.job_id} was still {self.phase.value} when it was saved")
+
+
+def show_live(path: Path, *, start: bool = False) -> str:
+    """Have the live pages show the file as long as this process lives: its key there, '' where nothing serves them.
+
+    `start`: begin to serve them, with no pool. Raises `PoolError` when that fails.
+    """
+    try:
+        tab = importlib.import_module(TAB)
+    except ImportError:
+        return ""
+    if start:
+        local.start_dashboard(for_guests=True)
+    elif not local.dashboard_runs():
+        return ""
+    try:
+        return str(tab.show_saved(home_dir(), path, timeout=START if start else QUICK))
+    except tab.TabError as error:
+        if not start:
+            return ""
+        raise PoolError(str(error), hint=f"see {home_dir()}/dashboard/dashboard.log") from None
 
 
 def origin_of(events: Iterable[Event]) -> Origin:

@@ -13,6 +13,7 @@ import msgspec
 from workbench.errors import StoreError, UsageError
 from workbench.verbs.context import Context
 from workbench.verbs.declare import Arguments, Outcome
+from workbench.verbs.saved import file_and_job
 from workbench.verbs.shown import Text
 
 if TYPE_CHECKING:
@@ -33,8 +34,9 @@ def _jobs(context: Context, args: Arguments, word: str) -> Iterator[list[Job]]:
     """FILE, FILE:JOB or a job of the pool: the jobs that are meant."""
     from workbench.saved.session import load_session
 
-    name, _, job_id = word.partition(":")
-    if Path(name).is_file() or name.endswith(".dtrain"):
+    found = file_and_job(word)
+    if found is not None:
+        name, job_id = found
         with load_session(name) as saved:
             ids = [job_id] if job_id else [entry.job_id for entry in saved.document.jobs]
             yield [saved.attach(one) for one in ids]

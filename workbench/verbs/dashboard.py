@@ -8,30 +8,71 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from workbench.errors import PoolError, UsageError
 from workbench.verbs.context import Context
 from workbench.verbs.declare import Arguments, Outcome
+from workbench.verbs.saved import file_and_job
 
 if TYPE_CHECKING:
     from workbench.session import Session
 
-TAB: Final = "workbench_widgets.tab"  # by name: it is above
+TAB: Final = "workbench_widgets.tab"  # by name: they are above
+PAGES: Final = "workbench_widgets.saved"
 NEEDED: Final = ("workbench_widgets", "panel")  # what not every install has
 
 
 def dashboard(context: Context, args: Arguments) -> Outcome:
-    """All jobs, or one."""
+    """All jobs, or one; or what is in a saved session."""
+    if args.job and (found := file_and_job(args.job)) is not None:
+        return _saved(context, args, Path(found[0]), found[1])
     if context.target(args)[0]:
         raise UsageError("the pages show the pools of this machine", hint="leave out --address")
     session = context.session(args)
     job = context.job(args) if args.job else None
     if not context.is_shell:
-        if args.port or args.read_only or args.no_browser:
-            raise UsageError("a notebook shows the page in the cell", hint="links are given in a terminal")
+        _refuse_options(args)
         return Outcome(value=AllJobs(session) if job is None else job)
     return open_page(args, *([] if job is None else [job.job_id]))
+
+
+def _saved(context: Context, args: Arguments, path: Path, job_id: str) -> Outcome:
+    """In a shell until Ctrl-C, with a server of its own; in a notebook as long as the kernel lives."""
+    from workbench.saved.session import load_session, show_live
+
+    session = load_session(path)
+    jobs = [entry.job_id for entry in session.document.jobs]
+    job_id = session.attach(job_id).job_id if job_id else jobs[0] if len(jobs) == 1 else ""
+    if not context.is_shell:
+        _refuse_options(args)
+        show_live(path, start=True)
+        return Outcome(value=session.attach(job_id) if job_id else session)
+    session.close()
+    _demand_pages()
+    try:
+        server = importlib.import_module(PAGES).Server(path, args.port or 0)
+    except OSError as error:
+        hint = "give another --port, or leave it out" if args.port else ""
+        raise PoolError(f"the pages cannot be shown: {error.strerror or error}", hint=hint) from None
+    link = server.tab.link(job_id, read_only=True)
+    is_shown = not (args.no_browser or args.json) and _browse(server.tab.link(job_id, read_only=True, once=True))
+    return Outcome(
+        text=_told(link, is_shown=is_shown, read_only=True, until="Ctrl-C ends it"),
+        document={"url": link, "port": server.tab.port, "read_only": True},
+        then=server.run,
+    )
+
+
+def _refuse_options(args: Arguments) -> None:
+    if args.port or args.read_only or args.no_browser:
+        raise UsageError("a notebook shows the page in the cell", hint="links are given in a terminal")
+
+
+def _demand_pages() -> None:
+    if missing := next((name for name in NEEDED if importlib.util.find_spec(name) is None), ""):
+        raise UsageError(f"there is no {missing} here", hint="pip install 'dtrain-workbench[dashboard]'")
 
 
 def open_page(args: Arguments, *jobs: str) -> Outcome:
@@ -46,18 +87,17 @@ def open_page(args: Arguments, *jobs: str) -> Outcome:
     )
 
 
-def _told(link: str, *, is_shown: bool, read_only: bool) -> str:
+def _told(link: str, *, is_shown: bool, read_only: bool, until: str = "It is good until dtrain down") -> str:
     what = "whoever has it may look" if read_only else "whoever has it may act for you"
     first = "opened in your browser; the same again:" if is_shown else "open in a browser on this machine:"
-    return f"{first}\n\n    {link}\n\nThe link is a secret: {what}. It is good until dtrain down."
+    return f"{first}\n\n    {link}\n\nThe link is a secret: {what}. {until}."
 
 
 def _tab(args: Arguments) -> Any:
     from workbench.pool.local import start_dashboard
     from workbench.store.home import home_dir
 
-    if missing := next((name for name in NEEDED if importlib.util.find_spec(name) is None), ""):
-        raise UsageError(f"there is no {missing} here", hint="pip install 'dtrain-workbench[dashboard]'")
+    _demand_pages()
     tab = importlib.import_module(TAB)
     start_dashboard()
     port = getattr(args, "port", None)

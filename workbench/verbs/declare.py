@@ -58,12 +58,16 @@ class Operand:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a verb came to: `value` is what a magic gives, `text` what a shell shows, `document` what --json prints."""
+    """What a verb came to: `value` is what a magic gives, `text` what a shell shows, `document` what --json prints.
+
+    `then`: what a shell goes on with once that was said, until it is interrupted.
+    """
 
     value: Any = None
     text: str = ""
     document: Any = None
     code: int = 0
+    then: Callable[[], object] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,12 @@ if TYPE_CHECKING:
     from workbench.saved.session import SavedJob, SavedSession
 
 
+def file_and_job(word: str) -> tuple[str, str] | None:
+    """FILE or FILE:JOB; None for what names a job of the pool."""
+    name, _, job_id = word.partition(":")
+    return (name, job_id) if name.endswith(".dtrain") or Path(name).is_file() else None
+
+
 def save(context: Context, args: Arguments) -> Outcome:
     """Write jobs to a file."""
     session = context.session(args)

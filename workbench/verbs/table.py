@@ -204,17 +204,25 @@ VERBS: Final[tuple[Verb, ...]] = (
         operands=(JOB,), options=COMMON, examples=("top",),
     ),
     Verb(
-        "dashboard", "open the live pages in a browser, of all jobs or one; in a notebook in the cell",
+        "dashboard", "open the live pages, of all jobs, one, or a saved session; in a notebook in the cell",
         dashboard.dashboard,
-        operands=(Operand("JOB", "a job's id or the beginning of it; left out: all jobs", offers="job"),),
+        operands=(
+            Operand(
+                "JOB|FILE", "a job's id or the beginning of it, a saved session, or FILE:JOB; left out: all jobs",
+                named="job", offers="job|session",
+            ),
+        ),
         options=(
             Option(("--read-only",), "a link whose pages show and never act"),
             Option(("--no-browser",), "only say the link"),
             Option(("--port",), "listen on that port of 127.0.0.1 (default: a free one)", "PORT", read.port),
             *COMMON,
         ),
-        notes="From another machine: ssh -L PORT:127.0.0.1:PORT HOST, then the same link.",
-        examples=("dashboard", "dashboard train-1f2e --read-only --no-browser"),
+        notes=(
+            "From another machine: ssh -L PORT:127.0.0.1:PORT HOST, then the same link. The pages of a saved session "
+            "need no pool, show and never act; in a shell they end with Ctrl-C."
+        ),
+        examples=("dashboard", "dashboard train-1f2e --read-only --no-browser", "dashboard run.dtrain"),
     ),
     Verb(
         "logs", "show what the ranks printed", output.logs,

@@ -60,12 +60,13 @@ function theme(){var light=document.body.dataset.jpThemeLight;
 return (light===undefined?matchMedia('(prefers-color-scheme: dark)').matches:light==='false')?'dark':'light'}
 roots.forEach(function(root){
 if(root.dataset.started)return;root.dataset.started='1';
-var id=root.dataset.dtrainJob||'',page=root.dataset.dtrainPage||'',note=root.querySelector('.dtrain-note');
+var id=root.dataset.dtrainJob||'',page=root.dataset.dtrainPage||'',file=root.dataset.dtrainFile||'',\
+note=root.querySelector('.dtrain-note');
 var snapshot=root.querySelector('.dtrain-snapshot');
 var waits=[0,1000,2000,4000,8000,15000,30000],tries=0;
 function live(){
 var f=document.createElement('iframe');
-f.title=id?'live view of job '+id:page?'jobs beside each other':'live list of jobs';
+f.title=file?'saved session':id?'live view of job '+id:page?'jobs beside each other':'live list of jobs';
 f.src=base+'dtrain/'+(id?'job?id='+encodeURIComponent(id)+'&':page?page+'&':'?')+'theme='+theme();
 f.style.cssText='width:100%;height:HEIGHTpx;border:0';
 snapshot.hidden=true;note.hidden=true;root.appendChild(f);
@@ -74,29 +75,41 @@ f.contentWindow.postMessage({dtrainTheme:theme()},location.origin)});
 watch.observe(document.body,{attributes:true,attributeFilter:['data-jp-theme-light']})}
 function look(){
 if(!root.isConnected&&tries)return;tries++;
-fetch(base+'dtrain/healthz',{credentials:'same-origin',cache:'no-store'}).then(function(r){
+fetch(base+'dtrain/healthz'+(file?'?file='+encodeURIComponent(file):''),{credentials:'same-origin',cache:'no-store'}).then(function(r){
 if(!r.ok||r.redirected)throw r.status;live()}).catch(function(){
-if(tries>2){note.textContent='This is how it stood then. The live view cannot be reached: start it with %dtrain up'+\
+if(tries>2){note.textContent='This is how it stood then. The live view cannot be reached: '+\
+(file?'show it again with %dtrain dashboard FILE':'start it with %dtrain up')+\
 (id?', or follow the job in a terminal with: dtrain attach '+id:'');note.hidden=false}
 if(tries<waits.length)setTimeout(look,waits[tries])})}
 look()})})()</script>""".replace("HEIGHT", str(HEIGHT))
 
 
-def snapshot_html(view: JobView) -> str:
-    """The job as it is now; turns itself into the live page in JupyterLab. Under 50 KB at any number of ranks."""
+def snapshot_html(view: JobView, *, file: str | None = None) -> str:
+    """The job as it is now; turns itself into the live page in JupyterLab. Under 50 KB at any number of ranks.
+
+    `file`: the job is of a saved session, which the live pages know by that key; '' where they do not show it.
+    """
     lines = [progress_line(view), *notes(view), *(story_lines(view.timeline) if view.timeline is not None else [])]
     ranks = table_html(rank_table(view)) if view.rows else ""
-    if view.failure is not None and view.failure.rank is not None:
+    if view.failure is not None and view.failure.rank is not None and file is None:
         lines.append(f"its log: %dtrain logs {view.job_id} -r {view.failure.rank}")
     about = f"{_paragraphs(lines)}{_gradients(view.gradients)}{ranks}{_attempts(view)}"
     body = f'<p role="status"><strong>{_text(headline(view))}</strong></p>{about}'
-    return _live(body, view.job_id)
+    if file is None:
+        return _live(body, view.job_id)
+    return _live(body, page=f"job?{urlencode({'id': f'{file}:{view.job_id}'})}", file=file) if file else _view(body)
 
 
 def snapshot_jobs_html(jobs: Sequence[JobSummary], *, is_live: bool = False) -> str:
     """The list of jobs; `is_live`: it turns itself into the page of all jobs."""
     body = table_html(jobs_table(jobs)) if jobs else _paragraphs([NO_JOB])
     return _live(body) if is_live else _view(body)
+
+
+def snapshot_saved_html(head: str, jobs: Sequence[JobSummary], *, file: str) -> str:
+    """A saved session: what it is, and its jobs. `file` as in `snapshot_html`."""
+    body = f"{_paragraphs([head])}{table_html(jobs_table(jobs))}"
+    return _live(body, page=f"?{urlencode({'file': file})}", file=file) if file else _view(body)
 
 
 def snapshot_sides_html(sides: Sequence[Side], *, is_live: bool) -> str:
@@ -146,8 +159,9 @@ def _view(body: str) -> str:
     return f'{_STYLE}\n<div class="dtrain-view">{body}</div>'
 
 
-def _live(body: str, job_id: str = "", page: str = "") -> str:
+def _live(body: str, job_id: str = "", page: str = "", file: str = "") -> str:
     which = f' data-dtrain-page="{escape(page, quote=True)}"' if page else ""
+    which += f' data-dtrain-file="{escape(file, quote=True)}"' if file else ""
     return (
         f'{_STYLE}\n<div class="dtrain-view dtrain-job" data-dtrain-job="{escape(job_id, quote=True)}"{which}>'
         f'<div class="dtrain-snapshot">{body}</div><p class="dtrain-note" role="status" hidden></p></div>{_SCRIPT}'

@@ -43,14 +43,14 @@ def header_html(job_id: str, picture: Picture, copied: str = "") -> str:
     stale = f'<p class="notice" role="status">{esc(_stale(picture))}</p>' if picture.notice else ""
     if view is None:
         wait = "" if picture.notice else '<p class="muted" role="status">reading the job’s record …</p>'
-        return f'<div class="head"><h1>{esc(job_id)}</h1></div>{wait}{stale}'
+        return f'<div class="head"><h1>{esc(job_id.rpartition(":")[2])}</h1></div>{wait}{stale}'
     told = " ".join(view.failure.reason.split()) if view.failure else None
     lines = "".join(
         f'<p class="muted">{esc(line)}</p>'
         for line in notes(view)
         if line != told and not line.startswith(("likely cause:", "what to do:"))  # the findings tell that
     )
-    failed = _failure(view, picture.more.packages, copied)
+    failed = _failure(view, picture.more.packages, copied, has_logs=not picture.is_saved)
     return (
         f'<div class="head" data-now="{view.now:.3f}"><h1>{esc(view.job_id)}</h1>{phase_badge(view.phase.value)}'
         f'<span class="muted">{esc(_ranks(view))}</span></div>'
@@ -119,12 +119,13 @@ def _progress(view: JobView) -> str:
     )
 
 
-def _failure(view: JobView, packages: Mapping[str, str], copied: str) -> str:
+def _failure(view: JobView, packages: Mapping[str, str], copied: str, *, has_logs: bool) -> str:
     """The first cause, and that rank's own traceback; all of it to be copied for somebody else."""
     failure = view.failure
     if failure is None:
         return ""
-    where = f" · its log: %dtrain logs {view.job_id} -r {failure.rank}" if failure.rank is not None else ""
+    is_told = has_logs and failure.rank is not None
+    where = f" · its log: %dtrain logs {view.job_id} -r {failure.rank}" if is_told else ""
     words = esc(failure.traceback[-TRACEBACK:])
     trace = (
         f"<details open><summary>traceback of rank {failure.rank}</summary><pre>{words}</pre></details>"
