@@ -9,7 +9,7 @@ import msgspec
 
 from workbench.events import Event
 from workbench.state import JobPhase, JobState
-from workbench.telemetry import CellFinished, ConsistencyReport, OutputWritten, RankBeat
+from workbench.telemetry import CellFinished, Check, OutputWritten, RankBeat
 
 
 class JobSummary(msgspec.Struct, frozen=True, kw_only=True):
@@ -164,7 +164,7 @@ class Update(msgspec.Struct, frozen=True, kw_only=True):
     totals: tuple[Total, ...] = ()  # the same time as `buckets`, all ranks folded; empty: fold `buckets`
     output: tuple[OutputWritten, ...] = ()
     cells: tuple[CellFinished, ...] = ()
-    checks: tuple[ConsistencyReport, ...] = ()  # how replicas compared; the older ones are dropped first
+    checks: tuple[Check, ...] = ()  # how replicas compared; the older ones are dropped first
     output_dropped: int = 0  # bytes of output left out of display before `output`; the log files have them
     telemetry_dropped: int = 0  # steps that were not read in time
     problems: tuple[str, ...] = ()  # what is wrong with the record on disk, in words

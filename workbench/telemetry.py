@@ -108,4 +108,52 @@ class ConsistencyReport(_Report, frozen=True, kw_only=True):
     digest: str = ""  # of the gradients at the last check, 16 hexadecimal digits
 
 
-Report = StepsTaken | RankBeat | OutputWritten | CellFinished | ConsistencyReport
+class Histogram(msgspec.Struct, frozen=True, array_like=True):
+    """Of the absolute values of gradients, zeros left out: `counts[k]` of those in [4**(k-24), 4**(k-23)).
+
+    The first count holds what is smaller too, the last what is larger. `ranks`: whose gradients, all put together.
+    """
+
+    ranks: tuple[int, ...]
+    counts: tuple[int, ...]
+
+
+class LayerStatistics(msgspec.Struct, frozen=True, array_like=True):
+    """Of one module's parameters: RMS of the mean gradient and of the weights, and of the step over the weights'."""
+
+    name: str
+    gradient: float
+    weight: float
+    update: float  # RMS of what the optimizer added, over `weight`; 0: not measured
+
+
+class GradientStatistics(_Report, frozen=True, kw_only=True):
+    """What gradients looked like in the steps that were looked at since the last such report, of one optimizer.
+
+    By place in `ranks`, of a rank's own gradients before the all-reduce, medians over the steps: L2 norm, cosine to the
+    mean of all ranks, and the share that is zero. None: not measured, or not finite. `missing` says why there is
+    nothing by rank. Norms are over all elements; the rest is over some hundred thousand of them, others at each look.
+    """
+
+    restart_count: int
+    rank: int
+    start: float  # epoch s
+    end: float
+    first_step: int
+    last_step: int
+    ranks: tuple[int, ...]
+    optimizer: int = 0
+    samples: int = 0  # steps that were looked at
+    every: int = 0  # steps between two looks
+    norms: tuple[float | None, ...] = ()
+    cosines: tuple[float | None, ...] = ()
+    zeros: tuple[float | None, ...] = ()
+    broken: tuple[tuple[int, int, int], ...] = ()  # (rank, NaN, infinite) where a rank's own gradients had such
+    mean_norm: float | None = None  # of what the optimizer used
+    histograms: tuple[Histogram, ...] = ()  # by rank where there are few; else of all, and of those that are far off
+    layers: tuple[LayerStatistics, ...] = ()
+    missing: str = ""
+
+
+Check = ConsistencyReport | GradientStatistics
+Report = StepsTaken | RankBeat | OutputWritten | CellFinished | ConsistencyReport | GradientStatistics

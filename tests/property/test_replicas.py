@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from typing import Any
+
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from workbench.telemetry import ConsistencyReport
 from workbench.training.consistency.cadence import Costs, choose, share
 from workbench.training.consistency.digest import Digests
 from workbench.training.consistency.locate import divide
+from workbench.views.checks import NEWEST, thinned
 
 DIGESTS = Digests()
 SIZES = st.integers(2, 64) | st.integers(8_000, 60_000)
@@ -82,3 +87,33 @@ def test_no_pace_costs_more_than_the_budget(step: float, light: float, dear: flo
     assert pace.every >= 1
     assert 1 <= pace.parts <= most
     assert share(Costs(step, light, dear), pace) <= budget * 1.01 or pace.every == 10_000
+
+
+MADE = st.lists(
+    st.tuples(st.integers(0, 1), st.integers(0, 2), st.booleans(), st.sets(st.integers(0, 3), max_size=2)),
+    min_size=1, max_size=300,
+)  # fmt: skip
+
+
+@settings(max_examples=100, deadline=None)
+@given(told=MADE, limit=st.integers(1, 300))
+def test_told_with_fewer_nobody_who_deviated_is_lost(told: list[tuple[int, int, bool, set[int]]], limit: int) -> None:
+    """Checks stay as many, in their order, and the newest as they were."""
+    reports = [
+        ConsistencyReport(
+            job_id="a", restart_count=generation, rank=0, start=float(at), end=at + 1.0, first_step=at, last_step=at,
+            ranks=(0, 1, 2, 3), optimizer=optimizer, checked=2, agreed=2 - bool(who),
+            deviating=tuple((rank, 1) for rank in sorted(who)), unclear=int(is_unclear),
+        )
+        for at, (optimizer, generation, is_unclear, who) in enumerate(told)
+    ]  # fmt: skip
+    kept = thinned(reports, limit, lambda _: 1)
+
+    def sums(some: list[Any]) -> tuple[Any, ...]:
+        who = Counter(rank for one in some for rank, times in one.deviating for _ in range(times))
+        return who, *(sum(getattr(one, name) for one in some) for name in ("checked", "agreed", "unclear"))
+
+    assert sums(kept) == sums(reports)
+    assert len(kept) <= max(limit, NEWEST + 6)
+    assert [one.start for one in kept] == sorted(one.start for one in kept)
+    assert kept[-NEWEST:] == reports[-NEWEST:]

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from workbench.blackbox import shifted
 from workbench.events import CheckpointSaved, Event
 from workbench.pool.messages import Message
-from workbench.telemetry import CellFinished, ConsistencyReport, Report, StepsTaken
+from workbench.telemetry import CellFinished, ConsistencyReport, GradientStatistics, Report, StepsTaken
 
 TRUSTED: Final = 0.05  # s
 WINDOW: Final = 30.0  # s; a clock that was set is known anew after two of these at most
@@ -62,6 +62,6 @@ def _event(event: Event, ahead: float) -> Event:
 def _report(report: Report, ahead: float) -> Report:
     if isinstance(report, StepsTaken):
         return replace(report, block=shifted(report.block, -ahead))
-    if isinstance(report, ConsistencyReport):
+    if isinstance(report, ConsistencyReport | GradientStatistics):
         return replace(report, start=report.start - ahead, end=report.end - ahead)
     return report if isinstance(report, CellFinished) else replace(report, time=report.time - ahead)

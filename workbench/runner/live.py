@@ -18,7 +18,16 @@ from workbench.feed import Bucket, Cursor, JobSummary, Total, Update
 from workbench.state import CheckpointTier, JobState
 from workbench.store.coverage import TIERS
 from workbench.store.jobfile import JobFile
-from workbench.telemetry import CellFinished, ConsistencyReport, OutputWritten, RankBeat, Report, StepsTaken
+from workbench.telemetry import (
+    CellFinished,
+    Check,
+    ConsistencyReport,
+    GradientStatistics,
+    OutputWritten,
+    RankBeat,
+    Report,
+    StepsTaken,
+)
 from workbench.views.buckets import throughput
 
 OUTPUT_BYTES: Final = 4 * 2**20
@@ -70,7 +79,8 @@ class LiveJob:
         self._beat = 0
         self._output = Ring[OutputWritten](OUTPUT_BYTES, lambda chunk: len(chunk.text) + 64)
         self._cells = Ring[CellFinished](CELL_BYTES, lambda cell: len(cell.payload) + len(cell.traceback) + 256)
-        self._checks = Ring[ConsistencyReport](CHECK_BYTES, lambda check: 8 * len(check.ranks) + 512)
+        self._checks = Ring[Check](CHECK_BYTES, _size_of)
+        self._checked = 0  # number of the record's row of checks up to which it is known
         self._output_dropped = self._telemetry_dropped = 0
         self._waiters: set[asyncio.Future[None]] = set()
         self.tick: asyncio.TimerHandle | None = None
@@ -85,6 +95,9 @@ class LiveJob:
         for _, event in self.file.events(since=len(self._events)):
             self._state, _ = transition(self._state, event)
             self._events.append(event)
+        checks, self._checked = self.file.checks(self._checked)
+        for report in checks:
+            self._checks.add(report)
 
     def apply(self, event: Event) -> tuple[Command, ...]:
         """Record a fact, then let it change the state; the commands that follow are the caller's to carry out."""
@@ -135,8 +148,9 @@ class LiveJob:
                 self._output.add(report)
             case CellFinished():
                 self._cells.add(report)
-            case ConsistencyReport():
+            case ConsistencyReport() | GradientStatistics():
                 self._checks.add(report)
+                self.file.add_check(report)
         self.wake()
 
     def flush(self, now: float) -> None:
@@ -179,7 +193,7 @@ class LiveJob:
             totals=totals,
             output=tuple(self._output.since(cursor.output)),
             cells=tuple(self._cells.since(cursor.cells)),
-            checks=tuple(self._checks.since(cursor.checks)),
+            checks=self._checks_since(cursor.checks),
             output_dropped=self._output_dropped + self._output.lost,
             telemetry_dropped=self._telemetry_dropped + self.file.dropped,
             problems=self.file.problems,
@@ -195,6 +209,12 @@ class LiveJob:
             checks=self._checks.last,
             bucket=bucket,
         )
+
+    def _checks_since(self, number: int) -> tuple[Check, ...]:
+        """Of the beginning, where that has fallen out of memory, the record tells in longer stretches."""
+        if number == 0 and self._checks.lost:
+            return tuple(self.file.checks()[0])
+        return tuple(self._checks.since(number))
 
     def _history(self, since: float, now: float) -> tuple[tuple[Bucket, ...], tuple[Total, ...]]:
         """By rank where that is little; else all ranks folded, and by rank what is recent, with a coarse past."""
@@ -230,3 +250,8 @@ class LiveJob:
             self.tick.cancel()
         self.file.close()
         self.wake()
+
+
+def _size_of(check: Check) -> int:
+    each = 8 if isinstance(check, ConsistencyReport) else 40
+    return each * len(check.ranks) + (512 if isinstance(check, ConsistencyReport) else 8192)

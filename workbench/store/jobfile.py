@@ -22,8 +22,10 @@ from workbench.blackbox import StepRecord
 from workbench.events import Event, decode_event, encode_event
 from workbench.feed import Bucket, StepPage, Total
 from workbench.store import samples
+from workbench.store.checks import SCHEMA as CHECKS
+from workbench.store.checks import CheckStore
 from workbench.store.database import Kind, create, damaged, open_existing, transaction
-from workbench.telemetry import StepsTaken
+from workbench.telemetry import Check, StepsTaken
 
 KIND: Final = Kind(
     what="the record of a job",
@@ -34,6 +36,7 @@ KIND: Final = Kind(
         "CREATE TABLE job(job_id TEXT NOT NULL)",
         "CREATE TABLE events(number INTEGER PRIMARY KEY, data BLOB NOT NULL)",
         *samples.SCHEMA,
+        *CHECKS,
     ),
 )
 
@@ -47,11 +50,13 @@ class JobFile:
         self._unwritten: list[tuple[int, Event]] = []
         self._problem = ""
         self._samples = samples.SampleStore(connection)
+        self._checks = CheckStore(connection)
         try:
             self.job_id: str = connection.execute("SELECT job_id FROM job").fetchone()[0]
             self._last: int = connection.execute("SELECT coalesce(max(number), 0) FROM events").fetchone()[0]
             if not read_only:
                 self._samples.resume()
+                self._checks.resume()
         except (sqlite3.Error, TypeError) as error:
             connection.close()
             raise damaged(path, KIND, error) from error
@@ -74,6 +79,7 @@ class JobFile:
         try:
             if not self.read_only:
                 self._write()
+                self._checks.flush()
                 self._samples.flush(math.inf, final=True)
         finally:
             self._connection.close()
@@ -136,7 +142,16 @@ class JobFile:
         Takes a few ms at 1,000 ranks. `final` is for a job that has ended: its last second is not over yet.
         """
         self._write()
+        self._checks.flush()
         self._samples.flush(now, final=final)
+
+    def add_check(self, report: Check) -> None:
+        """Take in what comparing replicas has told; never raises, on disk with the next flush."""
+        self._checks.add(report)
+
+    def checks(self, since: int = 0) -> tuple[list[Check], int]:
+        """What rows above `since` tell, by time, and the last row's number; what is old comes in longer stretches."""
+        return self._checks.since(since)
 
     def buckets(
         self,
@@ -178,7 +193,7 @@ class JobFile:
     @property
     def problems(self) -> tuple[str, ...]:
         """What is wrong with the disk, in words; empty when all is well."""
-        return tuple(filter(None, (self._problem, self._samples.problem)))
+        return tuple(filter(None, (self._problem, self._samples.problem, self._checks.problem)))
 
 
 def salvage(path: Path) -> list[Event]:

@@ -14,7 +14,7 @@ import msgspec
 
 from workbench.events import ConsistencyPaced, DataDoubted, Event, GradientMismatched, ReplicasRepaired
 from workbench.state import DataAbout, Mismatch, Side
-from workbench.telemetry import ConsistencyReport
+from workbench.telemetry import Check, ConsistencyReport
 from workbench.views.wording import count, percent, plural, ranks_text
 
 COLUMNS: Final = 96
@@ -155,7 +155,7 @@ class GradientsBuilder:
 
     # --- what comes in ---
 
-    def add(self, events: Iterable[Event], reports: Iterable[ConsistencyReport] = ()) -> None:
+    def add(self, events: Iterable[Event], reports: Iterable[Check] = ()) -> None:
         for event in events:
             match event:
                 case GradientMismatched():
@@ -169,7 +169,8 @@ class GradientsBuilder:
                 case ConsistencyPaced():
                     self._paced = event
         for report in reports:
-            self._report(report)
+            if isinstance(report, ConsistencyReport):
+                self._report(report)
 
     def _mismatched(self, event: GradientMismatched) -> None:
         self._counts["mismatches"] += 1

@@ -24,7 +24,7 @@ import msgspec
 
 from workbench.feed import Bucket, Cursor, Total
 from workbench.state import Checkpoint
-from workbench.telemetry import CellFinished, ConsistencyReport, OutputWritten, RankBeat
+from workbench.telemetry import CellFinished, Check, OutputWritten, RankBeat
 
 FORMAT: Final = "dtrain session"
 VERSION: Final = 2
@@ -132,7 +132,7 @@ class Telemetry(msgspec.Struct, frozen=True, kw_only=True):
     totals: tuple[Total, ...] = ()
     output: tuple[OutputWritten, ...] = ()
     cells: tuple[CellFinished, ...] = ()
-    checks: tuple[ConsistencyReport, ...] = ()
+    checks: tuple[Check, ...] = ()
     output_dropped: int = 0
     telemetry_dropped: int = 0
     problems: tuple[str, ...] = ()
