@@ -10,6 +10,7 @@ from typing import Final, get_args
 
 import msgspec
 
+from workbench.findings import Finding
 from workbench.origin import Origin
 from workbench.spec import JobSpec
 from workbench.state import Checkpoint, CheckpointTier, DataDoubt, Failure, JobPhase, Mismatch, Placement, Stall
@@ -202,12 +203,16 @@ class RunResumed(_Event, frozen=True, kw_only=True):
 
 
 class NonFiniteFound(_Event, frozen=True, kw_only=True):
-    """NaN or inf; `what` names the first place: "loss", "gradient of layer2.weight"."""
+    """NaN or inf; `what` names the first place: "loss", "gradient of layer2.weight".
+
+    `module`: whose output, or gradient, was the first, where that is known.
+    """
 
     restart_count: int
     rank: int
     step: int
     what: str
+    module: str = ""
 
 
 class GradientMismatched(_Event, frozen=True, kw_only=True):
@@ -236,6 +241,17 @@ class ReplicasRepaired(_Event, frozen=True, kw_only=True):
     source: int
     tensors: int
     size: int  # bytes that were sent
+
+
+class GradientsStoodOut(_Event, frozen=True, kw_only=True):
+    """The own gradients of a rank, before the all-reduce, are not like the others'; of two ranks both are named."""
+
+    restart_count: int
+    step: int
+    ranks: tuple[int, ...]
+    about: str  # "norm" or "direction"
+    score: float  # robust z-score; see `policy.standing`
+    finding: Finding
 
 
 class DataDoubted(_Event, frozen=True, kw_only=True):
@@ -367,6 +383,7 @@ Event = (
     | RunResumed
     | NonFiniteFound
     | GradientMismatched
+    | GradientsStoodOut
     | ReplicasRepaired
     | ConsistencyPaced
     | DataDoubted

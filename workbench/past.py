@@ -20,7 +20,7 @@ from workbench.controller import transition
 from workbench.events import Event
 from workbench.feed import Bucket, Cursor, Total, Update
 from workbench.state import JobState
-from workbench.telemetry import ConsistencyReport, RankBeat
+from workbench.telemetry import Check, RankBeat
 from workbench.views.buckets import across_ranks, merge, merge_totals
 from workbench.views.job import RANKS_WITH_SERIES, WINDOW
 from workbench.views.series import History
@@ -60,7 +60,7 @@ class Past:
         self._totals = History[Total](merge_totals)
         self._by_rank: dict[int, History[Bucket]] = {}
         self._beats: dict[int, RankBeat] = {}
-        self._reports: deque[ConsistencyReport] = deque(maxlen=REPORTS)
+        self._reports: deque[Check] = deque(maxlen=REPORTS)
 
     def add(self, update: Update) -> None:
         self.cursor = update.cursor

@@ -12,12 +12,14 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 from workbench.blackbox import Traffic
 from workbench.events import (
     CheckpointSaved,
     Event,
     FailureDetected,
+    GradientsStoodOut,
     LaunchRequested,
     NonFiniteFound,
     OriginRecorded,
@@ -30,6 +32,7 @@ from workbench.events import (
 )
 from workbench.feed import Bucket, Cursor, Total, Update
 from workbench.origin import Origin
+from workbench.policy.standing import Marks, Standing, advance
 from workbench.spec import JobSpec
 from workbench.state import (
     Checkpoint,
@@ -41,7 +44,15 @@ from workbench.state import (
     RankPhase,
     RankState,
 )
-from workbench.telemetry import OutputWritten, RankBeat
+from workbench.telemetry import (
+    Check,
+    ConsistencyReport,
+    GradientStatistics,
+    Histogram,
+    LayerStatistics,
+    OutputWritten,
+    RankBeat,
+)
 from workbench.views.buckets import across_ranks
 
 EPOCH = 1_790_000_000.0
@@ -121,6 +132,30 @@ def output(rank: int, at: float, text: str) -> OutputWritten:
     return OutputWritten(job_id="scene", rank=rank, stream="stdout", text=text, time=EPOCH + at)
 
 
+def checks(ranks: int, at: float, odd: int) -> tuple[Check, ...]:
+    """Replicas agree; the own gradients of rank `odd` are not like the others'."""
+    about: dict[str, Any] = {
+        "job_id": "scene", "restart_count": 0, "rank": 0, "start": EPOCH + at - 2, "end": EPOCH + at,
+        "first_step": int((at - 2) / STEP), "last_step": int(at / STEP), "ranks": tuple(range(ranks)),
+    }  # fmt: skip
+    random.seed(ranks)
+    middle = [random.gauss(17.5, 0.3) for _ in range(ranks)]
+    counts = [tuple(int(9000 * math.exp(-((k - at) ** 2) / 5)) for k in range(32)) for at in middle]
+    counts[odd] = tuple(int(9000 * math.exp(-((k - 21) ** 2) / 8)) for k in range(32))
+    norms = [random.lognormvariate(0.2, 0.1) for _ in range(ranks)]
+    norms[odd] *= 30
+    whole = tuple(sum(some) for some in zip(*counts, strict=True))
+    few = [Histogram((k,), counts[k]) for k in range(ranks)] if ranks <= 16 else []
+    yes = ConsistencyReport(checked=9, agreed=9, every=4, parts=8, share=0.016, tensors=28, digest="9f" * 8, **about)
+    looked = GradientStatistics(
+        samples=3, every=110, norms=tuple(norms), cosines=tuple(0.9 if k != odd else 0.97 for k in range(ranks)),
+        zeros=(0.02,) * ranks, mean_norm=1.1, layers=tuple(
+            LayerStatistics(f"blocks.{k}", 2e-3 / (k + 1), 0.04, 3e-3) for k in range(6)
+        ), histograms=tuple(few or (Histogram(tuple(range(ranks)), whole), Histogram((odd,), counts[odd]))), **about,
+    )  # fmt: skip
+    return yes, looked
+
+
 def running(ranks: int, length: float, width: float, slow: Callable[[int, float], float]) -> Iterator[Update]:
     """A job that has run for `length` s, in one update, with all its history by rank."""
     times = [1.0 + width * k for k in range(int(length / width))]
@@ -135,7 +170,7 @@ def running(ranks: int, length: float, width: float, slow: Callable[[int, float]
         beat(k, length) for k in range(ranks)
     )
     yield update(length + 1, state(ranks), events=tuple(begin(ranks)), buckets=buckets, totals=totals, beats=beats,
-                 output=said)  # fmt: skip
+                 output=said, checks=checks(ranks, length, 5))  # fmt: skip
 
 
 def small() -> Iterator[Update]:
@@ -145,8 +180,16 @@ def small() -> Iterator[Update]:
         )
         saved = Checkpoint(step=400, path="/x/step400", world_size=8, saved_at=EPOCH + 100, size=48_000_000)
         save = CheckpointSaved(time=EPOCH + 100, restart_count=0, checkpoint=saved, seconds=1.2, stalled=0.04)
-        yield update(181, one.state, events=(*one.events, told, save), buckets=one.buckets, totals=one.totals,
-                     beats=one.beats, output=one.output)  # fmt: skip
+        (look,) = (check for check in one.checks if isinstance(check, GradientStatistics))
+        marks, odd = Marks(), tuple[Standing, ...]()
+        for _ in range(3):
+            marks, odd = advance(marks, look)
+        stands = GradientsStoodOut(
+            time=EPOCH + 97, restart_count=0, step=look.last_step, ranks=odd[0].ranks, about=odd[0].about,
+            score=odd[0].score, finding=odd[0].finding,
+        )  # fmt: skip
+        yield update(181, one.state, events=(*one.events, told, stands, save), buckets=one.buckets, totals=one.totals,
+                     beats=one.beats, output=one.output, checks=one.checks)  # fmt: skip
 
 
 def large() -> Iterator[Update]:

@@ -31,10 +31,14 @@ class Told(NamedTuple):
     result: Any
 
 
-def run(case: str, rank: int, *, policy: str = "warn", every: int = 1, budget: float = 0.02) -> Told:
+def run(
+    case: str, rank: int, *, policy: str = "warn", every: int = 1, budget: float = 0.02, often: bool = False
+) -> Told:
+    """`often`: a report after every look."""
     from torch.optim.optimizer import register_optimizer_step_post_hook
 
     from workbench.training import guard
+    from workbench.training.consistency import reports as reporting
     from workbench.training.consistency import watch
     from workbench.training.consistency.check import Checker, ReplicasDifferError
     from workbench.training.consistency.reports import Reports
@@ -49,6 +53,7 @@ def run(case: str, rank: int, *, policy: str = "warn", every: int = 1, budget: f
         steps += 1
 
     guard.install()
+    reporting.EVERY = 0.0 if often else reporting.EVERY  # type: ignore[misc]
     told = Reports(lambda event, **fields: facts.append((event, fields)), lambda **fields: reports.append(fields))
     checker = Checker(told, lambda: steps, policy=policy, every=every, budget=budget)
     watching = watch.Watch(checker)
@@ -533,3 +538,103 @@ def nan_in_the_batch_of_one_rank() -> Any:
         F.cross_entropy(model(x), y).backward()  # type: ignore[no-untyped-call]
 
     return fit(net(), back)
+
+
+# --- numbers that are none, and what gradients are like ---------------------------------------------------------------
+
+
+class Log(nn.Module):
+    """Of nothing, at one step on one rank."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.step = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.step += 1
+        return torch.log(x * 0 - 1) if is_here(self.step - 1) else torch.relu(x)
+
+
+@case
+def nan_in_a_module_of_one_rank() -> Any:
+    torch.manual_seed(0)
+    return fit(nn.Sequential(nn.Linear(8, 16), Log(), nn.Linear(16, 4)))
+
+
+@case
+def nan_in_the_backward_of_one_rank() -> Any:
+    """The loss is finite: the derivative of a root at zero is not."""
+
+    class Root(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.step, self.inner = 0, nn.Linear(16, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.step += 1
+            found: torch.Tensor = self.inner(x)
+            return found + (found * 0).abs().sqrt() if is_here(self.step - 1) else found
+
+    torch.manual_seed(0)
+    return fit(nn.Sequential(nn.Linear(8, 16), nn.ReLU(), Root()))
+
+
+def alike(model: nn.Module, step: int, size: int = 64) -> torch.Tensor:
+    """What is to be learned is the same on all ranks; batches are each rank's own."""
+    generator = torch.Generator().manual_seed(1000 * step + dist.get_rank())
+    x = torch.randn(size, 8, generator=generator)
+    return (model(x) - x[:, :4] * 2).square().mean()
+
+
+@case
+def wrong_labels_on_rank_1() -> Any:
+    sign = -1.0 if dist.get_rank() == 1 else 1.0
+    return fit(net(), lambda model, step: (sign * alike(model, step)).backward(), steps=16)
+
+
+@case
+def a_large_shard_on_rank_1() -> Any:
+    factor = 30.0 if dist.get_rank() == 1 else 1.0
+    return fit(net(), lambda model, step: (factor * alike(model, step)).backward(), steps=16)
+
+
+def norm(model: nn.Module) -> float:
+    return float(torch.cat([p.grad.reshape(-1) for p in model.parameters() if p.grad is not None]).norm())
+
+
+@case
+def accumulated_with_no_sync() -> Any:
+    """What a look sees is the sum of both micro-batches, as the all-reduce gets it: the norms of it are returned."""
+    model = net()
+    plain = net()
+    norms: list[float] = []
+
+    def back(ddp: Any, step: int) -> None:
+        plain.load_state_dict(model.state_dict())
+        plain.zero_grad()
+        for micro in (2 * step, 2 * step + 1):
+            alike(plain, micro).backward()
+        norms.append(norm(plain))
+        with ddp.no_sync():
+            alike(ddp, 2 * step).backward()
+        alike(ddp, 2 * step + 1).backward()
+
+    fit(model, back, gradient_as_bucket_view=True)
+    return norms
+
+
+@case
+def reduced_by_a_loop() -> Any:
+    model = net()
+    optimizer = momentum(model.parameters())
+    norms = []
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        alike(model, step).backward()
+        norms.append(norm(model))
+        for p in model.parameters():
+            assert p.grad is not None
+            dist.all_reduce(p.grad)
+            p.grad /= dist.get_world_size()
+        optimizer.step()
+    return norms

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import statistics
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,7 +15,9 @@ from tests.integration.consistency_programs import AT, STEPS, Told
 from tests.integration.training_ranks import end_forkserver, run_in_ranks
 from workbench.events import GradientMismatched
 from workbench.policy.consistency import Cause, explain
+from workbench.policy.standing import Marks, advance
 from workbench.state import Compared, Mismatch
+from workbench.telemetry import GradientStatistics
 
 CLEAN = [name for name in programs.CASES if name.startswith("clean")]
 WORLDS = pytest.mark.parametrize("ranks", [2, 4])
@@ -54,7 +57,14 @@ def cause_of(mismatch: Mismatch) -> Cause:
 
 
 def checks(told: list[Told]) -> dict[str, int]:
-    return {name: sum(report[name] for report in told[0].reports) for name in ("checked", "agreed", "unclear")}
+    found = [report for report in told[0].reports if "checked" in report]
+    return {name: sum(report[name] for report in found) for name in ("checked", "agreed", "unclear")}
+
+
+def looks(told: list[Told]) -> list[GradientStatistics]:
+    about = {"job_id": "job", "restart_count": 0, "rank": 0}
+    found = [report for report in told[0].reports if "samples" in report]
+    return [msgspec.convert({**report, **about}, GradientStatistics) for report in found]
 
 
 @WORLDS
@@ -65,11 +75,16 @@ def test_ranks_that_agree_are_checked_at_every_step_and_nothing_is_said(case: st
     found = checks(told)
     assert found["checked"] == found["agreed"] >= STEPS - 1
     assert {event for event, _ in told[0].facts} <= {"ConsistencyPaced"}
+    assert sum(look.samples for look in looks(told)) >= 1
+    assert {look.missing for look in looks(told)} == {""}
+    assert all(None not in look.norms for look in looks(told) if "scaler" not in case)
 
 
 def test_training_is_the_same_with_checks_and_without() -> None:
-    """Bit for bit: a check reads, and sends in a group of its own."""
-    assert told_by("clean_adam", 2)[0].result == told_by("clean_adam", 2, every=1000)[0].result
+    """Bit for bit: a check, with a look at each step, reads, and sends in a group of its own."""
+    looked = told_by("clean_adam", 2, budget=100.0)
+    assert sum(look.samples for look in looks(looked)) >= STEPS - 1
+    assert looked[0].result == told_by("clean_adam", 2, every=1000)[0].result
 
 
 @pytest.mark.parametrize(
@@ -182,6 +197,50 @@ def test_nan_is_traced_to_the_rank_that_had_it_first(ranks: int) -> None:
     assert mismatches(told) == []
 
 
+@pytest.mark.parametrize(
+    ("case", "what", "module"),
+    [
+        ("nan_in_a_module_of_one_rank", "loss, before the all-reduce (NaN appears after module 0),", "0"),
+        ("nan_in_the_backward_of_one_rank", "gradient of 2.inner.bias, before the all-reduce,", "2.inner"),
+    ],
+)
+def test_nan_is_traced_to_the_module_that_had_it_first(case: str, what: str, module: str) -> None:
+    told = told_by(case, 2)
+    found = [fields for one in told for event, fields in one.facts if event == "NonFiniteFound"]
+    assert found == [{"rank": 1, "step": AT, "what": what, "module": module}]
+
+
+# --- what gradients are like ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("case", ["accumulated_with_no_sync", "reduced_by_a_loop"])
+def test_a_look_sees_each_ranks_own_gradients_before_they_are_reduced(case: str) -> None:
+    told = told_by(case, 2, budget=100.0)
+    (look,) = looks(told)
+    assert look.samples == STEPS - 1
+    for rank, one in enumerate(told):
+        assert look.norms[rank] == pytest.approx(statistics.median(one.result[1:]), rel=1e-3)
+    assert look.layers
+    assert all(0.001 < layer.update < 0.5 for layer in look.layers)
+
+
+@pytest.mark.parametrize(
+    ("case", "about", "words"),
+    [
+        ("wrong_labels_on_rank_1", "direction", "the gradients of rank 1 point against the mean"),
+        ("a_large_shard_on_rank_1", "norm", "times as large as the others'"),
+    ],
+)
+def test_a_rank_whose_gradients_stand_out_is_named(case: str, about: str, words: str) -> None:
+    marks, found = Marks(), []
+    for look in looks(told_by(case, 4, budget=100.0, often=True)):
+        marks, new = advance(marks, look)
+        found += new
+    assert (found[0].ranks, found[0].about) == ((1,), about)
+    assert words in found[0].finding.symptom
+    assert {one.ranks for one in found} == {(1,)}
+
+
 def test_a_rank_that_skips_a_step_does_not_hang_the_others() -> None:
     """They wait a while for it, go on, and say what it was when it comes again."""
     told = told_by("one_rank_skips_a_step", 4)
@@ -244,6 +303,6 @@ def test_buffers_that_are_each_ranks_own_stop_nothing() -> None:
 def test_a_difference_is_told_once_and_counted_as_long_as_it_lasts() -> None:
     told = told_by("clip_on_one_rank", 4)
     assert len(mismatches(told)) == 1
-    deviating = [pair for report in told[0].reports for pair in report["deviating"]]
+    deviating = [pair for report in told[0].reports for pair in report.get("deviating", ())]
     assert sum(count for rank, count in deviating if rank == 0) == STEPS
     assert checks(told)["agreed"] == 0

@@ -8,6 +8,9 @@ from workbench.errors import GradientMismatchError
 from workbench.events import CheckpointSaved, ConsistencyPaced, GradientMismatched, RunResumed
 from workbench.session import Job, Session
 from workbench.state import Compared, JobPhase
+from workbench.store.home import job_path
+from workbench.store.jobfile import JobFile
+from workbench.telemetry import ConsistencyReport
 
 STEPS, SAVED, BAD = 12, 4, 6
 
@@ -106,4 +109,12 @@ def test_ranks_are_compared_unless_that_is_switched_off(
     assert bool(paced) is is_checked
     reports = job.follow(timeout=1).checks
     assert bool(reports) is is_checked
-    assert all(report.agreed == report.checked for report in reports)
+    told = [report for report in reports if isinstance(report, ConsistencyReport)]
+    assert all(report.agreed == report.checked for report in told)
+    statistics = job.view().gradients.statistics
+    assert statistics.has_begun is is_checked
+    if is_checked:
+        assert [row.ranks for row in statistics.rows] == [(0,), (1,)]
+        assert [layer.name for layer in statistics.layers] == ["weight", "bias"] or statistics.layers
+        with JobFile.open(job_path(job.job_id), read_only=True) as record:
+            assert record.checks()[0] == list(reports), "they are in the record"

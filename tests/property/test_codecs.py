@@ -14,6 +14,7 @@ from workbench import blackbox
 from workbench.blackbox import CAPACITY, SIZE, STEP, Activity, StepRecord, Writer, iter_steps, read_header, read_steps
 from workbench.events import EVENT_TYPES, Event, decode_event, encode_event
 from workbench.feed import Bucket
+from workbench.findings import Finding, Severity
 from workbench.origin import Origin, Source
 from workbench.spec import EntrypointKind, JobSpec
 from workbench.state import (
@@ -92,6 +93,10 @@ SPECIFIC[Origin] = st.builds(
     cores=whole,
     left_out=st.tuples(text),
 )
+SPECIFIC[Finding] = st.builds(
+    Finding, symptom=text, cause=text, advice=text, evidence=st.tuples(text), severity=st.sampled_from(Severity),
+    step=st.none() | whole, rank=st.none() | whole,
+)  # fmt: skip
 SPECIFIC[CheckpointTier] = st.sampled_from(CheckpointTier)
 SPECIFIC[Checkpoint] = st.builds(
     Checkpoint, step=whole, path=text, world_size=whole, saved_at=real, tier=SPECIFIC[CheckpointTier], problem=text

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from workbench.events import ConsistencyPaced, DataDoubted, GradientMismatched, ReplicasRepaired
 from workbench.state import Compared, DataAbout, DataDoubt, Mismatch, Side
 from workbench.telemetry import ConsistencyReport
+from workbench.views.found import found_text
 from workbench.views.gradients import (
     COLUMNS,
     FINDINGS,
@@ -21,7 +22,6 @@ from workbench.views.gradients import (
     GradientsBuilder,
     agreement_line,
     cadence_text,
-    found_text,
     strip,
 )
 

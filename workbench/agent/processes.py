@@ -31,7 +31,7 @@ from workbench.events import DataDoubted, Event, GradientMismatched, LaunchFaile
 from workbench.policy.consistency import explain
 from workbench.policy.data import explain_data
 from workbench.state import Placement
-from workbench.telemetry import CellFinished, ConsistencyReport, Report, StepsTaken
+from workbench.telemetry import CellFinished, ConsistencyReport, GradientStatistics, Report, StepsTaken
 
 Emit: TypeAlias = Callable[[Event | Report], None]
 FACTS: Final = (
@@ -264,7 +264,9 @@ class RankProcess:
 
     def _on_consistency(self, fields: dict[str, Any]) -> None:
         about = {"job_id": self.job_id, "restart_count": self.restart_count, "rank": self.rank}
-        self.emit(msgspec.convert({**fields, **about}, ConsistencyReport))
+        told = {**fields, **about}
+        is_look = "samples" in fields
+        self.emit(msgspec.convert(told, GradientStatistics) if is_look else msgspec.convert(told, ConsistencyReport))
 
     def _on_raised(self, header: Header) -> None:
         if self.stop_signal is None:

@@ -1,4 +1,4 @@
-"""Looks after running jobs: who has stopped getting on, and who keeps the others waiting.
+"""Looks after running jobs: who has stopped getting on, who keeps the others waiting, whose gradients are odd.
 
 Some times a second each job's beats go to `policy.health`. On suspicion all agents are asked for evidence, `diagnosis`
 names the culprit, and once the job has stood still for as long as it may, which is looked at again, `StallDetected` is
@@ -17,8 +17,17 @@ from msgspec.structs import replace
 
 from workbench import blackbox
 from workbench.errors import PoolError
-from workbench.events import Event, StallDetected, StallEnded, StepsBegan, StragglerDetected, StragglerGone
+from workbench.events import (
+    Event,
+    GradientsStoodOut,
+    StallDetected,
+    StallEnded,
+    StepsBegan,
+    StragglerDetected,
+    StragglerGone,
+)
 from workbench.evidence import RankEvidence
+from workbench.policy import standing
 from workbench.policy.diagnosis import as_stall, diagnose
 from workbench.policy.health import EARLY, KEPT_WAITING, Pace, is_kept_waiting, is_stalled, patience
 from workbench.policy.stacks import fold
@@ -29,7 +38,7 @@ from workbench.requests import AskEvidence
 from workbench.runner.live import LiveJob
 from workbench.spec import EntrypointKind
 from workbench.state import JobPhase, RankPhase
-from workbench.telemetry import RankBeat, Report, StepsTaken
+from workbench.telemetry import GradientStatistics, RankBeat, Report, StepsTaken
 
 LOOK_EVERY: Final = 0.25
 LEAD: Final = 0.65  # s before its patience is over that evidence is gathered: it is to be told in time
@@ -52,6 +61,7 @@ class Monitor:
         self.task: asyncio.Task[Any] | None = None
         self.durations: deque[float] = deque(maxlen=KEPT)
         self.marks = Marks()
+        self.odd = standing.Marks()
         self.begin(0, now)
 
     def begin(self, restart_count: int, now: float) -> None:
@@ -119,6 +129,8 @@ class Health:
         """Telemetry of a job that runs."""
         if isinstance(report, RankBeat | StepsTaken):
             self._monitor(job).report(report, self._now())
+        elif isinstance(report, GradientStatistics) and report.restart_count == job.state.restart_count:
+            self._stand(job, self._monitor(job), report)
 
     def _now(self) -> float:
         """Seconds of a clock that is never set."""
@@ -239,6 +251,17 @@ class Health:
         except Exception as error:  # whatever is wrong there, the other hosts' evidence counts
             return f"worker {worker} failed to look: {type(error).__name__}: {error}"
         return decode(answer, list[RankEvidence])
+
+    # --- gradients ---
+
+    def _stand(self, job: LiveJob, monitor: Monitor, report: GradientStatistics) -> None:
+        monitor.odd, found = standing.advance(monitor.odd, report)
+        for one in found:
+            told = GradientsStoodOut(
+                time=self._link.now(), restart_count=report.restart_count, step=report.last_step, ranks=one.ranks,
+                about=one.about, score=one.score, finding=one.finding,
+            )  # fmt: skip
+            self._tell(job, told)
 
     # --- first steps, stragglers ---
 

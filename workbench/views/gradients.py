@@ -12,9 +12,18 @@ from typing import Final
 
 import msgspec
 
-from workbench.events import ConsistencyPaced, DataDoubted, Event, GradientMismatched, ReplicasRepaired
-from workbench.state import DataAbout, Mismatch, Side
+from workbench.events import (
+    ConsistencyPaced,
+    DataDoubted,
+    Event,
+    GradientMismatched,
+    GradientsStoodOut,
+    ReplicasRepaired,
+)
+from workbench.state import Mismatch, Side
 from workbench.telemetry import Check, ConsistencyReport
+from workbench.views.found import Found, found_text, of_doubt, of_repair, of_standing
+from workbench.views.statistics import StatisticsBuilder, StatisticsView
 from workbench.views.wording import count, percent, plural, ranks_text
 
 COLUMNS: Final = 96
@@ -91,19 +100,6 @@ class AgreementLane(msgspec.Struct, frozen=True, kw_only=True):
         return max(self.states, key=_ORDER.index, default=Agreement.UNCHECKED)
 
 
-class Found(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing that was told. `tone`: "bad", "warn", "good" or "muted"; `kind`: a few words."""
-
-    step: int
-    time: float
-    tone: str
-    kind: str
-    sentence: str
-    evidence: tuple[str, ...] = ()
-    fix: str = ""
-    sides: tuple[Side, ...] = ()
-
-
 class WorstTensor(msgspec.Struct, frozen=True, kw_only=True):
     """A parameter, or another tensor, that differed. `times`: differences that named it first."""
 
@@ -123,6 +119,7 @@ class GradientsView(msgspec.Struct, frozen=True, kw_only=True):
     mismatches: int = 0
     repairs: int = 0
     doubts: int = 0
+    odd: int = 0  # times that a rank's gradients stood out
     last_step: int = 0
     every: int = 0
     parts: int = 1
@@ -135,6 +132,7 @@ class GradientsView(msgspec.Struct, frozen=True, kw_only=True):
     lanes: tuple[AgreementLane, ...] = ()
     found: tuple[Found, ...] = ()  # the newest first
     worst: tuple[WorstTensor, ...] = ()
+    statistics: StatisticsView = StatisticsView()
 
     @property
     def has_begun(self) -> bool:
@@ -151,7 +149,8 @@ class GradientsBuilder:
         self._found: list[Found] = []
         self._worst: dict[str, WorstTensor] = {}
         self._sides: tuple[Side, ...] = ()
-        self._counts = dict.fromkeys(("checked", "agreed", "mismatches", "repairs", "doubts"), 0)
+        self._counts = dict.fromkeys(("checked", "agreed", "mismatches", "repairs", "doubts", "odd"), 0)
+        self._statistics = StatisticsBuilder()
 
     # --- what comes in ---
 
@@ -162,15 +161,20 @@ class GradientsBuilder:
                     self._mismatched(event)
                 case ReplicasRepaired():
                     self._counts["repairs"] += 1
-                    self._tell(_repair(event))
+                    self._tell(of_repair(event))
                 case DataDoubted():
                     self._counts["doubts"] += 1
-                    self._tell(_doubt(event))
+                    self._tell(of_doubt(event))
+                case GradientsStoodOut():
+                    self._counts["odd"] += 1
+                    self._tell(of_standing(event))
                 case ConsistencyPaced():
                     self._paced = event
         for report in reports:
             if isinstance(report, ConsistencyReport):
                 self._report(report)
+            else:
+                self._statistics.add(report)
 
     def _mismatched(self, event: GradientMismatched) -> None:
         self._counts["mismatches"] += 1
@@ -231,6 +235,7 @@ class GradientsBuilder:
             lanes=lanes_of(self._columns),
             found=tuple(reversed(self._found)),
             worst=tuple(self._ranked()[:WORST]),
+            statistics=self._statistics.view(),
         )
 
     def _ranked(self) -> list[WorstTensor]:
@@ -291,27 +296,6 @@ def lanes_of(columns: list[Stretch]) -> tuple[AgreementLane, ...]:
     return (*kept, AgreementLane(ranks=tuple(sorted(r for lane in rest for r in lane.ranks)), states=states))
 
 
-# --- findings ---------------------------------------------------------------------------------------------------------
-
-
-def _repair(event: ReplicasRepaired) -> Found:
-    what = f"{ranks_text(event.ranks)}: {plural(event.tensors, 'tensor')} put right, bit for bit"
-    return Found(
-        step=event.step, time=event.time, tone="good", kind="repaired",
-        sentence=f"step {event.step}: {what}, with what rank {event.source} has",
-    )  # fmt: skip
-
-
-def _doubt(event: DataDoubted) -> Found:
-    """The same random numbers are so common, and so often meant, that only who looks for it is told."""
-    quiet = event.doubt.about is DataAbout.RANDOM
-    tone = "bad" if event.is_certain else "muted" if quiet else "warn"
-    return Found(
-        step=event.step, time=event.time, tone=tone, kind=event.cause, sentence=event.sentence,
-        evidence=event.evidence, fix=event.fix,
-    )  # fmt: skip
-
-
 def _worse(known: WorstTensor | None, name: str, mismatch: Mismatch, step: int) -> WorstTensor:
     return WorstTensor(
         name=name,
@@ -343,6 +327,8 @@ def agreement_line(view: GradientsView) -> str:
         parts.append(f"{count(view.repairs)} repaired")
     if view.doubts:
         parts.append(f"{plural(view.doubts, 'doubt')} about the data")
+    if view.odd:
+        parts.append("a rank stands out" if view.odd == 1 else f"ranks stood out {count(view.odd)} times")
     return " · ".join([*parts, *([cadence_text(view)] if view.every else [])])
 
 
@@ -366,8 +352,3 @@ def strip(view: GradientsView, width: int = 40) -> list[str]:
 def news(view: GradientsView, most: int = 3) -> list[str]:
     """The newest findings that somebody has to know of, a line each."""
     return [found_text(found) for found in view.found if found.tone != "muted"][:most]
-
-
-def found_text(found: Found) -> str:
-    """A finding with its advice, in one line."""
-    return f"{found.sentence}; {found.fix}" if found.fix else found.sentence

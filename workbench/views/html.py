@@ -19,6 +19,7 @@ from workbench.feed import JobSummary, PoolStatus
 from workbench.views.gradients import Agreement, GradientsView, agreement_line, news, strip
 from workbench.views.job import JobView
 from workbench.views.sides import Side, asked_table, outcome_table
+from workbench.views.statistics import statistics_line
 from workbench.views.story import attempts_table, story_lines
 from workbench.views.table import (
     NO_JOB,
@@ -129,7 +130,7 @@ def snapshot_pool_html(pool: PoolStatus) -> str:
 
 def _gradients(view: GradientsView) -> str:
     """A line, the newest findings, and ranks by time where they did not all agree."""
-    lines = [agreement_line(view), *news(view)]
+    lines = [line for line in (agreement_line(view), statistics_line(view.statistics)) if line] + news(view)
     rows = strip(view)
     if not rows:
         return _paragraphs(lines)

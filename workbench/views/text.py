@@ -13,6 +13,7 @@ from workbench.state import Checkpoint
 from workbench.views.compare import Line
 from workbench.views.gradients import agreement_line, news, strip
 from workbench.views.job import JobView
+from workbench.views.statistics import statistics_line
 from workbench.views.story import story_lines
 from workbench.views.table import (
     NO_CHECKPOINT,
@@ -123,10 +124,11 @@ def render_pool(pool: PoolStatus, width: int = WIDTH, *, color: bool = False) ->
 
 
 def _gradients(view: JobView, width: int) -> list[str]:
-    """Whether replicas agree: one line; the newest findings, and ranks by time, where they did not."""
-    line = agreement_line(view.gradients)
+    """Whether replicas agree and what gradients are like, a line each; what was found, and when, where they did not."""
+    line, looked = agreement_line(view.gradients), statistics_line(view.gradients.statistics)
+    lines = [*([line] if line else []), *(_wrapped(looked, width, indent="  ") if looked else [])]
     told = [part for text in news(view.gradients) for part in _wrapped(text, width, indent="  ")]
-    return [*([line] if line else []), *told, *strip(view.gradients)]
+    return [*lines, *told, *strip(view.gradients)]
 
 
 def _notes(view: JobView, width: int) -> list[str]:

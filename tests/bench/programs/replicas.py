@@ -22,6 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 from workbench.training import guard
 from workbench.training.consistency import watch
 from workbench.training.consistency.check import Checker
+from workbench.training.consistency.looks import Look
 from workbench.training.consistency.replicas import Unit
 from workbench.training.consistency.reports import Reports
 
@@ -48,11 +49,13 @@ class Trainer:
         self.spent = 0.0
         for name in ("check", "prepare"):
             setattr(self.checker, name, self._timed(getattr(self.checker, name)))
+        for name in ("saw", "stepped"):  # of looks: what they do outside of a check
+            setattr(Look, name, self._timed(getattr(Look, name)))
 
-    def _timed(self, plain: Callable[[Unit], None]) -> Callable[[Unit], None]:
-        def call(unit: Unit) -> None:
+    def _timed(self, plain: Callable[..., None]) -> Callable[..., None]:
+        def call(*args: Any) -> None:
             start = thread_time()
-            plain(unit)
+            plain(*args)
             self.spent += thread_time() - start
 
         return call
@@ -95,6 +98,7 @@ def cost(trainer: Trainer, blocks: int) -> dict[str, float]:
     budgeted = [trainer.steps(max(8, 2 * unit.every))[1] for _ in range(blocks)]
     found = {"step": step, "every": min(every) / step, "budget": sum(budgeted) / len(budgeted) / step}
     found |= {"cadence": float(unit.every), "parts": float(unit.parts)}
+    found |= {"look": unit.costs.look / step, "looks": float(unit.look_every)}
     unit.every = unit.parts = checker.every = 1
     measure = checker.measure
     ways: dict[str, Callable[[], Any]] = {

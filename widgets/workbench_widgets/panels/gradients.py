@@ -8,11 +8,11 @@ from __future__ import annotations
 from itertools import groupby
 from typing import Final
 
+from workbench.views.found import Found
 from workbench.views.gradients import (
     WORDS,
     Agreement,
     AgreementLane,
-    Found,
     GradientsView,
     cadence_text,
 )
@@ -21,6 +21,8 @@ from workbench.views.table import Column, Table
 from workbench.views.wording import count, number, plural, ranks_text
 from workbench_widgets.live import Live
 from workbench_widgets.panels.markup import esc, scrolled, table_html
+from workbench_widgets.panels.statistics import STYLE as STATISTICS
+from workbench_widgets.panels.statistics import statistics_html
 from workbench_widgets.style import PANEL
 
 EMPTY: Final = (
@@ -37,7 +39,7 @@ class Gradients:
     """See the module."""
 
     def __init__(self) -> None:
-        self.root = Live(name="gradients", stylesheets=[PANEL, STYLE], markup=EMPTY)
+        self.root = Live(name="gradients", stylesheets=[PANEL, STYLE, STATISTICS], markup=EMPTY)
 
     def update(self, view: JobView) -> None:
         self.root.markup = gradients_html(view.gradients)
@@ -46,7 +48,7 @@ class Gradients:
 def gradients_html(view: GradientsView) -> str:
     if not view.has_begun:
         return f'<p class="muted">Not checked: {esc(view.why_not)}.</p>' if view.why_not else EMPTY
-    parts = (_head(view), _findings(view), _lanes(view), *_tables(view))
+    parts = (_head(view), _findings(view), _lanes(view), *_tables(view), statistics_html(view.statistics))
     return "".join(parts)
 
 

@@ -14,6 +14,7 @@ optimizer state and buffers do, bit for bit; and finds out who does not, in what
     sums        linear checksums, their bound   fixed       gradients as integers
     settle      after backward: again, or who   blame       whose bit explains a wrong sum
     sharding    models of fully_shard           scatter     its reduce-scatters
+    looks       what gradients are like         summary     of all ranks, in a report
 
 What a difference means and what to do about it is `workbench.policy.consistency`'s. Standard library and torch only.
 """

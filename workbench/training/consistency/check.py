@@ -19,9 +19,10 @@ from typing import Any, Final, NamedTuple
 import torch
 
 from workbench.training.consistency import lanes, locate
-from workbench.training.consistency.cadence import FIRST, Costs, Pace, choose, is_worth, share
+from workbench.training.consistency.cadence import FIRST, Costs, Pace, choose, is_worth, look_every, share
 from workbench.training.consistency.data import DataWatch
 from workbench.training.consistency.inquiry import Finding, inquire, sentence
+from workbench.training.consistency.looks import Look, Numbers, packed, unpacked
 from workbench.training.consistency.measure import Measure
 from workbench.training.consistency.repair import repair
 from workbench.training.consistency.replicas import Unit, digest_of
@@ -61,6 +62,14 @@ class Reads(NamedTuple):
     unit: Unit
 
 
+class Looks(NamedTuple):
+    """What an exchange of numbers of a look is about; the CPU time that it has cost."""
+
+    unit: Unit
+    look: Look | None
+    spent: float
+
+
 class Checker:
     """One of a process. `policy`: a word of `MismatchPolicy`; `every`: steps between checks, 0 for what is cheap.
 
@@ -74,6 +83,8 @@ class Checker:
         self.reports, self.step_of, self.policy = reports, step_of, policy
         self.every, self.budget = every, budget
         self.scale_of: Callable[[], int] = lambda: 0
+        self.scaling: Callable[[], Any] = lambda: 1.0  # what a GradScaler multiplies by, a number or a tensor of one
+        self.on_broken: Callable[[Sequence[str]], object] = lambda names: None  # gradients, before the reduce
         self.measure = Measure()
         self.data, self.rows = DataWatch(), Rows()
         self.off = ""
@@ -102,6 +113,8 @@ class Checker:
         while (answer := unit.room.answer()) is not None:
             if isinstance(answer[0], Reads):
                 self._tell_data(answer[0].unit, answer[1])
+            elif isinstance(answer[0], Looks):
+                self._tell_look(answer[0], answer[1])
             else:
                 self._take(answer[0], lanes.read(answer[1]), begun)
         if unit.room.is_waiting:
@@ -119,6 +132,8 @@ class Checker:
             self.reports.agreed(unit, self.step_of(), unit.digest)
         if reading.largest["rows"]:
             unit.room.post_next(Reads(unit), numbers_of(self.data.row(unit)))
+        if reading.largest["looks"]:
+            self._post_look(unit)
         self._pace(unit, reading.largest)
 
     def _row(self, unit: Unit) -> torch.Tensor | None:
@@ -128,6 +143,7 @@ class Checker:
             event.synchronize()  # of a step ago
             return self._filled(unit, values, numbers.tolist())
         values = self._plain_lanes(unit)
+        self._end_look(unit)
         gradients = self.measure.gradients(unit)
         dear = thread_time() if unit.is_timed else 0.0
         members, frozen = unit.stretch()
@@ -156,10 +172,12 @@ class Checker:
             "settings": digest_of("\n".join(unit.settings())),
             "absent": digest_of(unit.absent()),
             "scale": self.scale_of(),
-            "share": int(1e6 * share(unit.costs, Pace(unit.every, unit.parts))),
+            "share": int(1e6 * share(unit.costs, Pace(unit.every, unit.parts, unit.look_every))),
             "every": wish.every,
             "parts": wish.parts,
             "rows": int(self.data.is_due(unit)),
+            "looks": int(unit.look is not None),
+            "look": wish.look,
         }
 
     def _notice_changes(self, unit: Unit, numbers: Sequence[int]) -> None:
@@ -177,10 +195,55 @@ class Checker:
             model.wants_buffers, model.synced, model.unsynced = bool(model.buffer_names), 0, 0
         unit.reduces = 0
         self.data.prepare(unit)
+        if unit.wants_look:
+            self._begin_look(unit)
         if unit.room.size == 2:  # no majority then: a rank's own digest may tell
             held = self.measure.held(unit, *unit.stretch())
             if not any(digest.is_cuda for digest in held):
                 unit.kept = unit.part, int(held[0]), int(held[1])
+
+    # --- what gradients are like ---
+
+    def _begin_look(self, unit: Unit) -> None:
+        unit.wants_look = False
+        if unit.look is not None:  # its step was never taken
+            unit.look.close()
+        unit.look = Look(unit, unit.looks, has_layers=unit.room.leads)
+        unit.looks += 1
+
+    def _end_look(self, unit: Unit) -> None:
+        """Just before the step; what comes of it is brought to the others once they have agreed on this step."""
+        unit.looked, unit.look = unit.look, None
+        if unit.looked is None:
+            return
+        unit.look_outside += unit.looked.spent
+        begun = thread_time()
+        unit.looked.gather(self.scaling())
+        unit.look_time = thread_time() - begun
+        if names := unit.looked.broken:
+            self.on_broken(names)
+
+    def stepped(self, unit: Unit) -> None:
+        """The optimizer has stepped after a look."""
+        before = unit.looked.spent
+        unit.looked.stepped()
+        unit.look_outside += unit.looked.spent - before
+
+    def _post_look(self, unit: Unit) -> None:
+        begun = thread_time()
+        numbers = unit.looked.numbers() if unit.looked is not None else Numbers.unseen()
+        unit.looked_at = unit.steps
+        spent = (unit.looked.spent if unit.looked is not None else 0.0) + thread_time() - begun
+        unit.room.post_next(Looks(unit, unit.looked, spent), packed(numbers))
+
+    def _tell_look(self, about: Looks, table: torch.Tensor) -> None:
+        begun, unit = thread_time(), about.unit
+        if unit.room.leads:
+            self.reports.looked(unit, self.step_of(), [unpacked(bits) for bits in table.tolist()])
+        unit.has_told = about.look  # of its layers the next report tells: the step is still to come
+        spent = about.spent + thread_time() - begun
+        old = unit.costs.look or spent
+        unit.costs = unit.costs._replace(look=old + SMOOTH * (spent - old))
 
     # --- what ranks read ---
 
@@ -253,15 +316,16 @@ class Checker:
             return
         now = thread_time()
         if unit.steps > unit.timed_at[0]:
-            step = (begun - unit.timed_at[1]) / (unit.steps - unit.timed_at[0])
+            step = (begun - unit.timed_at[1] - unit.look_outside) / (unit.steps - unit.timed_at[0])
             twice = 2 if unit.room.size == 2 else 1
-            new = Costs(step, now - begun - unit.dear_time / twice, unit.dear_time * unit.parts)
+            light = now - begun - unit.dear_time / twice - unit.look_time
+            new = Costs(step, light, unit.dear_time * unit.parts, unit.costs.look)
             old = unit.costs if unit.costs.step else new
             unit.costs = Costs(*(b + SMOOTH * (a - b) for a, b in zip(new, old, strict=True)))
 
     def _wish(self, unit: Unit) -> Pace:
         if self.every or unit.checks < FIRST or not unit.costs.step:
-            return Pace(self.every or 1, 1)
+            return Pace(self.every or 1, 1, look_every(unit.costs, AIM * self.budget))
         return choose(unit.costs, AIM * self.budget, max(1, len(unit.members)))
 
     def _pace(self, unit: Unit, largest: Mapping[str, int]) -> None:
@@ -275,6 +339,9 @@ class Checker:
             self.reports.paced(unit, self.step_of())
         self.reports.shares[unit.number] = largest["share"] / 1e6
         unit.due = unit.steps + unit.every
+        unit.look_every = max(1, largest["look"])
+        unit.wants_look = unit.due - unit.looked_at >= unit.look_every
+        unit.look_time = unit.look_outside = 0.0
         is_next_timed = unit.checks <= TIMED_FIRST or unit.checks % TIMED_EACH == 0
         unit.timed_at = (unit.steps, thread_time()) if is_next_timed else None
         unit.is_timed = is_next_timed

@@ -31,6 +31,8 @@ LARGEST: Final = (
     "parts",  # checks over which it wants to spread parameters and state
     "broken",  # 1: a gradient is not finite
     "rows",  # 1: a rank has a row to tell of what it reads
+    "looks",  # 1: it has looked at the gradients of this step
+    "look",  # steps between two looks that it wants
 )
 SIZE: Final = 2 * len(COMPARED) + len(LARGEST)
 

@@ -6,8 +6,9 @@ else nothing is known to be meant the same, and nothing is compared.
 
 from __future__ import annotations
 
+import sys
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from hashlib import blake2b
 from typing import Any, Final, NamedTuple
 
@@ -81,6 +82,11 @@ def local(tensor: Any) -> Any:
     return getattr(tensor, "_local_tensor", tensor)
 
 
+def on_accumulated(parameter: Any, hook: Callable[[Any], None]) -> Any:
+    """Have this called with it whenever its gradient has been accumulated, before DDP takes it; what removes that."""
+    return parameter.register_post_accumulate_grad_hook(hook)
+
+
 def is_plain(tensor: Any) -> bool:
     """Whether what is there is all of it: not a part on this rank, as fully_shard and others make."""
     return not hasattr(tensor, "device_mesh") and tensor.layout is torch.strided and not tensor.is_meta
@@ -112,6 +118,14 @@ class Unit:
         self.costs = Costs(0.0, 0.0, 0.0)
         self.dear_time = 0.0  # s that the last check took for parameters and state
         self.is_timed = True  # the next check
+        self.look: Any = None  # at the gradients of the step under way: a `looks.Look`
+        self.looked: Any = None  # the last one
+        self.has_told: Any = None  # the last look whose numbers all ranks have
+        self.looks = 0  # so far
+        self.look_every, self.looked_at, self.wants_look = 1, -sys.maxsize, False
+        self.look_time = self.look_outside = (
+            0.0  # s of CPU time: of a look in its check; outside of any check since one
+        )
         self.timed_at: tuple[int, float] | None = None  # step and CPU time at the end of the last check
         self._groups: tuple[int, ...] = ()
         self._structure = 0

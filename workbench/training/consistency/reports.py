@@ -10,8 +10,10 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
+from workbench.training.consistency.looks import Numbers
 from workbench.training.consistency.repair import Repair
 from workbench.training.consistency.replicas import Unit
+from workbench.training.consistency.summary import Summary
 
 EVERY: Final = 2.0  # s between two reports
 MOST_PACES: Final = 16  # changes of pace that are put into the record
@@ -29,11 +31,12 @@ class Window:
 
 
 class Reports:
-    """`fact(name of an event, **fields)`; `send(fields of a ConsistencyReport)`."""
+    """`fact(name of an event, **fields)`; `send(fields of a ConsistencyReport or a GradientStatistics)`."""
 
     def __init__(self, fact: Fact, send: Send, clock: Callable[[], float] = time.time) -> None:
         self._fact, self._send, self._clock = fact, send, clock
         self._windows: dict[int, Window] = {}
+        self._summaries: dict[int, Summary] = {}  # by unit
         self._who: dict[int, tuple[int, ...]] = {}  # by unit: who deviated at the last difference
         self._paces = 0
         self.shares: dict[int, float] = {}
@@ -76,6 +79,19 @@ class Reports:
             count = len(unit.members) + len(unit.frozen)
             self._fact("ConsistencyPaced", step=step, every=every, parts=unit.parts, tensors=count, reason=reason)
 
+    def looked(self, unit: Unit, step: int, rows: list[Numbers]) -> None:
+        """Of the rank that speaks for all: what each rank's gradients were like."""
+        summary = self._summaries.setdefault(unit.number, Summary(self._clock(), step))
+        summary.add(rows, step)
+        if self._clock() - summary.start >= EVERY:
+            self._tell_looks(unit)
+
+    def _tell_looks(self, unit: Unit) -> None:
+        if (summary := self._summaries.pop(unit.number, None)) is not None:
+            layers = unit.has_told.layers() if unit.has_told is not None else ()
+            fields = summary.fields(unit.room.ranks, layers)
+            self._send(end=self._clock(), optimizer=unit.number, every=unit.look_every, **fields)
+
     def nothing(self, rank: int, step: int, reason: str) -> None:
         """Nothing is checked in this job."""
         if rank == 0:
@@ -89,6 +105,7 @@ class Reports:
     def flush(self, unit: Unit) -> None:
         if (window := self._windows.get(unit.number)) is not None and window.checked:
             self._close(unit, window, 0, is_due=True)
+        self._tell_looks(unit)
 
     def _window(self, unit: Unit, step: int, *, is_new: bool = True) -> Window:
         window = self._windows.get(unit.number)

@@ -44,12 +44,13 @@ class Watch:
         self.units: dict[int, Unit | None] = {}  # by the optimizer's id; None: it is not checked
         self.made = 0  # units
         self.loops = Loops()
-        self.origin = Origin(checker.step_of, lambda: [model.ddp for model in self.models.values()])
+        self.origin = Origin(checker.step_of, lambda: list(self.models.values()), lambda: self.scaler() is not None)
+        checker.on_broken = self.origin.broke
         self.is_told = False  # that nothing is checked
         self.sharded: Callable[[list[Any]], tuple[Room, list[Model], list[Member]] | None] = lambda _: None
         self.on_forget: list[Callable[[], object]] = []  # called before process groups go
         self.scaler: Callable[[], Any] = lambda: None
-        checker.scale_of = self.scale
+        checker.scale_of, checker.scaling = self.scale, self.scaling
 
     # --- rooms --------------------------------------------------------------------------------------------------------
 
@@ -97,6 +98,7 @@ class Watch:
         label = f"{type(ddp.module).__name__}{len(self.models)}." if self.models else ""
         model = self.models[id(ddp)] = Model(ddp, room, label)
         model.is_alike = is_alike
+        weakref.finalize(ddp, self.origin.feel(model)).atexit = False
         weakref.finalize(ddp, self.models.pop, id(ddp), None).atexit = False
         for key in [key for key, unit in self.units.items() if unit is None]:
             del self.units[key]  # its parameters may be in this one
@@ -161,6 +163,11 @@ class Watch:
         found = getattr(self.scaler(), "_scale", None)
         return int(found.view(torch.int32)) if isinstance(found, torch.Tensor) and found.device.type == "cpu" else 0
 
+    def scaling(self) -> Any:
+        """The same as a tensor, where it lies; 1: there is none."""
+        found = getattr(self.scaler(), "_scale", None)
+        return found.detach().double() if isinstance(found, torch.Tensor) else 1.0
+
     # --- NaN ----------------------------------------------------------------------------------------------------------
 
     def around_backward(self, plain: Function) -> Function:
@@ -190,10 +197,13 @@ class Watch:
         if tracing():
             return
         unit = self.units.get(id(optimizer))
-        if unit is None or unit.steps + 1 != unit.due or get_ident() != self.thread:
+        if unit is None or get_ident() != self.thread:
             return
         try:
-            self.checker.prepare(unit)
+            if unit.looked is not None and unit.looked.has_weights:
+                self.checker.stepped(unit)
+            if unit.steps + 1 == unit.due:
+                self.checker.prepare(unit)
         except Exception as error:
             self.give_up(error)
 
