@@ -28,6 +28,7 @@ from workbench.training.consistency.reports import Reports
 
 BATCH = 64
 STEPS = 4  # a block
+FRESH = 18  # faults that are done to the gradients of one backward, one after the other
 SITES = ("gradients", "parameters", "optimizer state")
 
 
@@ -157,12 +158,13 @@ def detect(trainer: Trainer, trials: int) -> dict[str, list[int]]:
     draw = random.Random(5)
     found: dict[str, list[int]] = {}
     trainer.checker.policy = "warn"
+    kinds = [(site, fault) for site in SITES for fault in FAULTS]
     for number in range(trials):
-        site = SITES[number % 3]
-        fault = "bit" if number % 2 else draw.choice(list(FAULTS))
+        site, fault = kinds[number % len(kinds)]
         victim, index = draw.randrange(dist.get_world_size()), draw.randrange(len(trainer.parameters))
         parameter = trainer.parameters[index]
-        trainer.backward()
+        if number % FRESH == 0:
+            trainer.backward()
         held = {"gradients": parameter.grad, "parameters": parameter.data}.get(site)
         tensor = trainer.optimizer.state[parameter]["momentum_buffer"] if held is None else held
         told = _try(trainer, tensor, FAULTS[fault], random.Random(draw.random()), victim)
@@ -188,6 +190,7 @@ def _try(
     if is_none:
         return None
     trainer.facts.clear()
+    trainer.unit.wants_look = False
     trainer.unit.steps += 1
     trainer.checker.check(trainer.unit)
     facts = [fact["mismatch"] for fact in trainer.facts if fact["event"] == "GradientMismatched"]
