@@ -34,7 +34,7 @@ def test_the_charts_of_a_job_in_numbers() -> None:
     assert [row["rank"] for row in rows] == ["all"] * 10 + ["0"] * 10 + ["1"] * 10
     assert (rows[0]["after_s"], float(rows[0]["samples_per_s"]), rows[-1]["step"]) == ("60.0", 640.0, "600")
     loss = read(SHEETS["loss"](view, more))
-    assert loss[0] == {"rank": "all", "after_s": "60.5", "step": "510", "loss": "0.5"}
+    assert loss[0] == {"rank": "all", "after_s": "60.5", "step": "510", "loss": "0.5", "learning_rate": ""}
     heat = read(SHEETS["heatmap"](view, more))
     assert len(heat) == 20 and (heat[1]["first_rank"], heat[1]["last_rank"]) == ("1", "1")
     assert [round(float(heat[0][name]), 3) for name in ("step_time_s", "own_work_s", "wait_for_others_s")] == [
@@ -48,6 +48,8 @@ def test_a_loss_that_nobody_reports_has_no_row() -> None:
     builder = ViewBuilder()
     builder.add(update(buckets=history(loss=math.nan)))
     assert read(SHEETS["loss"](builder.view(), panels_of())) == []
+    builder.add(update(buckets=history(loss=math.nan, learning_rate=0.1)))
+    assert {row["learning_rate"] for row in read(SHEETS["loss"](builder.view(), panels_of()))} == {"0.1"}
 
 
 def test_the_timeline_in_order_of_time() -> None:

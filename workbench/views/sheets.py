@@ -72,12 +72,14 @@ def _throughput(view: JobView, more: PanelView) -> Sheet:
 
 
 def _loss(view: JobView, more: PanelView) -> Sheet:
+    """With the learning rate, which is that of all ranks."""
     rows = [
-        (rank, point.start + point.width / 2 - view.submitted_at, point.step, point.loss)
+        (rank, point.start + point.width / 2 - view.submitted_at, point.step, point.loss, rate)
         for rank, point in _points(view)
-        if point.loss is not None
+        for rate in (point.learning_rate if isinstance(point, SeriesPoint) else None,)
+        if point.loss is not None or rate is not None
     ]
-    return Sheet(("rank", "after_s", "step", "loss"), rows)
+    return Sheet(("rank", "after_s", "step", "loss", "learning_rate"), rows)
 
 
 def _points(view: JobView) -> Iterator[tuple[Cell, SeriesPoint | RankPoint]]:
