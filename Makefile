@@ -10,7 +10,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PYTEST_ARGS ?=
 
-.PHONY: help demo test lab bench lint constraints clean
+.PHONY: help demo test lab screenshots bench lint constraints clean
 
 help: ## say what there is
 	@sed -nE 's/^([a-z]+):[^#]*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -26,6 +26,9 @@ test: $(STAMP) ## lint, type check and all tests; Debian's Chromium is installed
 
 lab: $(STAMP) ## open JupyterLab on notebooks/
 	@$(BIN)/jupyter lab --ServerApp.root_dir=notebooks
+
+screenshots: $(STAMP) ## make pictures of all panels in all states in screenshots/ (about 5 minutes)
+	@$(BIN)/python tests/browser/screenshots.py
 
 bench: $(STAMP) ## run the benchmarks and print their tables (about 10 minutes)
 	@$(BIN)/python tests/bench/run.py

@@ -9,16 +9,20 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import math
 import os
 import subprocess
 import sys
 import tempfile
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 RANKS = 1024
+SLOW_HOST = 77  # of 8 ranks each
 RATE = 10.0  # steps/s of each rank
 SECONDS = float(os.environ.get("BENCH_SECONDS", "60"))
 
@@ -54,19 +58,28 @@ class SimulatedAgent:
                     )
 
     def _run(self, job: str) -> None:
-        from workbench.blackbox import StepRecord, pack_step
+        from workbench.blackbox import StepRecord, Traffic, pack_step
         from workbench.telemetry import RankBeat, StepsTaken
 
         step, due = 0, time.monotonic()
         while not self._stop.is_set():
             step, now = step + 1, time.time()
-            block = pack_step(StepRecord(step, now, 0.1, 0.01, 0.03, 0.04, 0.01, 0.005, 0, 32, 0, 1.0))
+            loss = 0.4 + 2.0 * math.exp(-step / 200)
+            # All take as long; those of the slow host work for most of it, the others wait.
+            blocks = [
+                pack_step(StepRecord(step, now, 0.1, 0.01, own * 0.4, own * 0.6, 0.08 - own, 0.01, 0, 32, 0, loss))
+                for own in (0.045, 0.075)
+            ]
+            rate = 1e-3 * min(1.0, step / 100)
             for rank in range(RANKS):
-                self._emit(job, StepsTaken(job_id=job, restart_count=0, rank=rank, block=block))
+                block = blocks[rank // 8 == SLOW_HOST]
+                self._emit(job, StepsTaken(job_id=job, restart_count=0, rank=rank, block=block, learning_rate=rate))
                 if (rank + step) % 5 == 0:
                     beat = RankBeat(
-                        job_id=job, restart_count=0, rank=rank, time=now, step=step, activity="FORWARD", since=0.0
-                    )
+                        job_id=job, restart_count=0, rank=rank, time=now, step=step, activity="FORWARD", since=0.0,
+                        rss=2 * 10**9, cpu=100.0, collective="all_reduce", collective_seq=step, counted=step,
+                        hidden=0.8, traffic=(Traffic("all_reduce (DDP)", 4 * step, step * 10**8),),
+                    )  # fmt: skip
                     self._emit(job, beat)
             due += 1 / RATE
             self._stop.wait(max(0.0, due - time.monotonic()))
@@ -102,26 +115,33 @@ def main() -> list[tuple[str, str, str]]:
     """Rows of (what, measured, bar)."""
     import psutil
 
-    from workbench.pool.local import make_certificates, pool_dir, private_dir, read_marks, spawn, sweep, write_mark
-    from workbench.session import SERVICE, Session
+    from workbench.pool.local import pool_dir, read_marks
 
     with tempfile.TemporaryDirectory() as folder:
         os.environ["DTRAIN_HOME"] = f"{folder}/home"
-        directory = private_dir(pool_dir("default"))
-        make_certificates(directory)
-        base = [sys.executable, "-m", "workbench.pool.process", "scheduler", "--pool", "default", "--dir"]
-        spawn([*base, str(directory), "--service", SERVICE], directory / "scheduler.log")
-        worker = subprocess.Popen([sys.executable, __file__, "--worker", "--dir", str(directory)])
-        write_mark(directory, "worker", pid=worker.pid)
-        try:
-            while "scheduler" not in read_marks(directory):
-                time.sleep(0.05)
-            session = Session(start=False, timeout=60)
-            scheduler = psutil.Process(read_marks(directory)["scheduler"].pid)
-            return _measure(session, scheduler)
-        finally:
-            sweep(directory)
-            worker.wait(10)
+        with simulated_pool() as session:
+            return _measure(session, psutil.Process(read_marks(pool_dir("default"))["scheduler"].pid))
+
+
+@contextmanager
+def simulated_pool() -> Iterator[Any]:
+    """A session with a pool in DTRAIN_HOME whose one worker simulates; its processes end with it."""
+    from workbench.pool.local import make_certificates, pool_dir, private_dir, read_marks, spawn, sweep, write_mark
+    from workbench.session import SERVICE, Session
+
+    directory = private_dir(pool_dir("default"))
+    make_certificates(directory)
+    base = [sys.executable, "-m", "workbench.pool.process", "scheduler", "--pool", "default", "--dir"]
+    spawn([*base, str(directory), "--service", SERVICE], directory / "scheduler.log")
+    worker = subprocess.Popen([sys.executable, __file__, "--worker", "--dir", str(directory)])
+    write_mark(directory, "worker", pid=worker.pid)
+    try:
+        while "scheduler" not in read_marks(directory):
+            time.sleep(0.05)
+        yield Session(start=False, timeout=60)
+    finally:
+        sweep(directory)
+        worker.wait(10)
 
 
 def _measure(session: Any, scheduler: Any) -> list[tuple[str, str, str]]:
