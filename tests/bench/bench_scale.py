@@ -33,7 +33,14 @@ class SimulatedAgent:
     def __init__(self, emit: Any) -> None:
         self._emit, self._stop = emit, threading.Event()
 
+    is_warm, is_idle = True, False
+
     def start(self) -> None: ...
+
+    def call_every(self, seconds: float, call: Any) -> None: ...  # the lease is of hosts that can be cut off
+
+    def evidence(self, *asked: Any, **how: Any) -> list[Any]:
+        return []
 
     def stop(self) -> None:
         self._stop.set()
