@@ -416,6 +416,14 @@ def test_records_that_are_none(saved: Path) -> None:
         refused(saved, match)
 
 
+@pytest.mark.parametrize("name", ["../evil", "/tmp/evil", "", "a b", "x" * 200])
+def test_a_job_has_a_jobs_name(saved: Path, name: str) -> None:
+    """Files are called after it, where nobody says another name."""
+    document = json.loads(members(saved)[DOCUMENT])
+    document["jobs"][0]["job_id"] = name
+    refused(rewrite(saved, {DOCUMENT: json.dumps(document).encode()}), "a name that no job has")
+
+
 # --- older files ------------------------------------------------------------------------------------------------------
 
 VERSIONS = sorted((Path(__file__).parents[1] / "data").glob("saved_session_v*/run.dtrain"))

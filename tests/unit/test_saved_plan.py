@@ -26,6 +26,7 @@ from workbench.saved.plan import Changes, Plan, is_inside
 from workbench.saved.rerun import demand, other_hardware, placed, prepare, rerun
 from workbench.saved.session import load_session
 from workbench.spec import EntrypointKind, JobSpec
+from workbench.store.saved import archive
 from workbench.training import catalogue
 from workbench.verbs.table import run
 
@@ -269,6 +270,24 @@ def test_an_included_checkpoint_is_put_into_the_home(checkpoints: Path, dtrain_h
         (where / ".metadata").write_bytes(b"edited")
         assert plan.beginning.place(session.archive) == str(where) and problem_of(where) == "", "put there anew"
         assert not list(where.glob(".*.*")), "no temporary file is left"
+
+
+def test_an_included_checkpoint_stays_in_the_home_whatever_the_file_calls_it(
+    checkpoints: Path, dtrain_home: Path, tmp_path: Path
+) -> None:
+    """A file made by hand: digests are texts."""
+    with load_session(tmp_path / "with.dtrain") as session:
+        files = {name: session.archive.read(name) for name in session.document.files}
+        (entry,) = session.document.jobs
+        evil = tuple(replace(one, digest="x/../../../evil") for one in entry.checkpoints)
+        document = replace(session.document, jobs=(replace(entry, checkpoints=evil),))
+    archive.write(tmp_path / "evil.dtrain", document, dict(files))
+    with load_session(tmp_path / "evil.dtrain") as session:
+        (plan,) = prepare(session, None, Changes(checkpoint=NEWEST))
+        assert plan.beginning is not None and plan.beginning.path.parents[1] == dtrain_home / "reruns"
+        with pytest.raises(SavedFileError, match="another one than when"):
+            plan.beginning.place(session.archive)
+    assert not list(tmp_path.rglob("*evil/*"))
 
 
 def test_a_job_that_saved_nothing_cannot_begin_from_a_checkpoint(script: Path) -> None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from workbench.capture import digest_of
 from workbench.errors import SavedFileError
 from workbench.saved.session import SavedJob
 from workbench.state import Checkpoint, CheckpointTier
@@ -78,7 +79,8 @@ def _usable(job: SavedJob, one: Checkpoint) -> tuple[Beginning | None, str]:
     archive, what = job.session.archive, f"the checkpoint of step {one.step}"
     prefix = f"checkpoints/{job.job_id}/{one.step}/"
     if names := tuple(name for name in archive.document.files if name.startswith(prefix)):
-        folder = home_dir() / "reruns" / f"checkpoint-{one.digest[:16]}" / f"step-{one.step:08d}"
+        known_by = digest_of(f"{job.job_id}\0{one.digest}".encode())[:16]  # a digest from a file may be any text
+        folder = home_dir() / "reruns" / f"checkpoint-{known_by}" / f"step-{one.step:08d}"
         return Beginning(one.step, folder, names, one.digest), ""
     path = Path(one.path).expanduser()
     if not path.is_dir():

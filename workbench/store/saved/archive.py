@@ -21,7 +21,18 @@ import msgspec
 
 from workbench.errors import SavedFileError
 from workbench.store.home import sync_dir
-from workbench.store.saved.document import DOCUMENT, FORMAT, NAME, SCHEMA, SEAL, VERSION, Document, FileEntry, schema
+from workbench.store.saved.document import (
+    DOCUMENT,
+    FORMAT,
+    JOB,
+    NAME,
+    SCHEMA,
+    SEAL,
+    VERSION,
+    Document,
+    FileEntry,
+    schema,
+)
 from workbench.store.saved.seal import Seal, is_ours, seal_of
 
 MAX_FILES: Final = 200_000
@@ -205,6 +216,9 @@ class Archive:
             raise self._wrong(f"is not whole: {missing[0]} is missing")
         if extra := sorted(there - self.document.files.keys()):
             raise self._wrong(f"holds {extra[0]}, which was not saved with it")
+        for job_id in (job.job_id for job in self.document.jobs):
+            if not JOB.match(job_id):
+                raise self._wrong(f"holds a job with a name that no job has: {job_id[:100]!r}")
         for name, entry in self.document.files.items():
             if self._zip.getinfo(name).file_size != entry.size:
                 raise self._wrong(f"{name} is not what was saved: it was edited or damaged")

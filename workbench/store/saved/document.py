@@ -43,6 +43,9 @@ NAME: Final = re.compile(
 )
 
 
+JOB: Final = re.compile(rf"{_JOB}\Z")
+
+
 class FileEntry(msgspec.Struct, frozen=True, kw_only=True):
     """One file of the zip: bytes, and hexadecimal SHA-256, unpacked."""
 
