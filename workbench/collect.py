@@ -30,6 +30,7 @@ from workbench.store.saved import archive, pickles
 from workbench.store.saved.document import (
     FORMAT,
     NAME,
+    REPORT,
     VERSION,
     CodeEntry,
     Document,
@@ -41,8 +42,10 @@ from workbench.store.saved.document import (
 )
 from workbench.store.saved.records import JobRecord, code_file, files_of
 from workbench.store.saved.scrub import HOME_IN_CODE, REMOVED, Scrubber, is_allowed
+from workbench.store.saved.told import chapter_of, page
 from workbench.telemetry import OutputWritten
 from workbench.training import manifest as mf
+from workbench.views.report import Chapter
 
 STEP_BYTES: Final = 48 * 2**20  # of a job's single steps: half a million
 BUCKETS: Final = 150_000
@@ -66,6 +69,7 @@ class _Gathering:
     code: dict[str, str] = field(default_factory=dict)
     names: dict[str, set[str]] = field(default_factory=dict)
     left_out: list[str] = field(default_factory=list)
+    chapters: dict[str, Chapter] = field(default_factory=dict)
 
 
 def save(
@@ -97,7 +101,9 @@ def save(
         code={digest: _code_entry(gathering, digest, text) for digest, text in sorted(gathering.code.items())},
         left_out=tuple(dict.fromkeys([*gathering.left_out, *_removed(gathering.scrub)])),
     )
-    return archive.write(path, document, {**gathering.files, **{code_file(d): t for d, t in texts.items()}})
+    report = page(document, [gathering.chapters[entry.job_id] for entry in document.jobs])
+    files = {**gathering.files, **{code_file(d): t for d, t in texts.items()}, REPORT: report}
+    return archive.write(path, document, files)
 
 
 def _code_entry(gathering: _Gathering, digest: str, text: str) -> CodeEntry:
@@ -162,6 +168,7 @@ def _job(gathering: _Gathering, job_id: str) -> tuple[float, JobEntry]:
         env_left_out=tuple(sorted(name for name in state.spec.env if not is_allowed(name, gathering.env))),
         git=git_state(next((e.origin for e in update.events if isinstance(e, OriginRecorded)), None)),
     )
+    gathering.chapters[job_id] = chapter_of(record, entry, update)
     return state.submitted_at, entry
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import stat
 import time
 import zipfile
@@ -19,6 +20,7 @@ from tests.unit.saved_files import CODE, LOSSES, ORIGIN, SPEC, START, FakeAsk, f
 from workbench.errors import SavedFileError, UnknownJobError, UsageError
 from workbench.events import CellSent
 from workbench.feed import Update
+from workbench.saved.page import report
 from workbench.saved.session import load_session
 from workbench.spec import EntrypointKind, JobSpec
 from workbench.state import Checkpoint, JobPhase
@@ -110,6 +112,18 @@ def test_code_is_kept_once_by_its_digest_and_put_back(saved: Path) -> None:
     with load_session(saved) as session:
         assert session.attach("trial-1").code == {"trial": CODE, "digits.py": "import torch\n"}
         assert session.attach("trial-1").spec == SPEC
+
+
+def test_a_page_about_it_is_in_the_file(saved: Path, tmp_path: Path) -> None:
+    """For whoever has the file and not this program: the same page as `report` makes, but for its heading."""
+    page = members(saved)["report.html"].decode()
+    with load_session(saved) as session:
+        made = report([session.attach("trial-1")], "trial-1").decode()
+    assert page == made and "lr = 0.05" in page and "accuracy" not in page
+    spec = replace(SPEC, source="print('/root/x', 'hf_abcdefghijklmnopqrst')\n", args=("--api-key", "abcdefgh1"))
+    save_fake(tmp_path / "secret.dtrain", asked=fake(spec))
+    page = members(tmp_path / "secret.dtrain")["report.html"].decode()
+    assert "[removed]" in page and not re.search("hf_|abcdefgh1|~{home}~", page)
 
 
 def test_a_moment_before_the_end(saved: Path) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 
-from workbench.saved.session import SavedJob, origin_of
+from workbench.saved.session import SavedJob
 from workbench.saved.traces import trace_of
 from workbench.session import Job
+from workbench.store.saved.told import facts_of
 from workbench.views.report import Chapter, report_html
+from workbench.views.trace import origin_of
 
 
 def report(jobs: Job | Sequence[Job], title: str = "", *, with_code: bool = True) -> bytes:
@@ -16,27 +17,11 @@ def report(jobs: Job | Sequence[Job], title: str = "", *, with_code: bool = True
     jobs = [jobs] if isinstance(jobs, Job) else jobs
     title = title or ", ".join(job.job_id for job in jobs)
     first = jobs[0] if jobs else None
-    facts: list[tuple[str, str]] = []
-    left_out: tuple[str, ...] = ()
-    if isinstance(first, SavedJob):
-        told = first.session.document
-        packages = told.host.packages
-        versions = ", ".join(f"{name} {packages[name]}" for name in ("torch", "numpy") if name in packages)
-        pool = f", a pool of {told.pool.slots} {told.pool.accelerator} slots" if told.pool else ""
-        facts = [
-            ("saved", day_text(told.saved_at)),
-            ("by", f"dtrain workbench {told.dtrain}, python {told.host.python}, {versions}"),
-            ("on", f"{told.host.platform}, {told.host.cores} cores{pool}"),
-        ]
-        commits = {f"{job.git.commit[:12]} {job.git.branch}".strip() for job in told.jobs if job.git is not None}
-        facts += [("commit", ", ".join(sorted(commits)))] if commits else []
-        left_out = told.left_out
-    return report_html(title, facts, [_chapter(job, with_code=with_code) for job in jobs], left_out).encode()
-
-
-def day_text(when: float) -> str:
-    """A day and time in UTC: the page is read anywhere."""
-    return f"{time.strftime('%Y-%m-%d %H:%M:%S', time.gmtime(when))} UTC"
+    chapters = [_chapter(job, with_code=with_code) for job in jobs]
+    if not isinstance(first, SavedJob):
+        return report_html(title, [], chapters, ()).encode()
+    told = first.session.document
+    return report_html(title, facts_of(told), chapters, told.left_out).encode()
 
 
 def _chapter(job: Job, *, with_code: bool) -> Chapter:

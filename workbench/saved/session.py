@@ -12,7 +12,7 @@ import os
 import time
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, Final, Self, TypeVar
@@ -22,7 +22,6 @@ import msgspec
 import workbench.requests as rq
 from workbench.agent.logs import LogPage
 from workbench.errors import PoolError, UnknownJobError, UsageError
-from workbench.events import Event, OriginRecorded
 from workbench.feed import Bucket, Cursor, JobSummary, PoolStatus, StepPage, Update
 from workbench.origin import Origin
 from workbench.past import Past
@@ -35,6 +34,7 @@ from workbench.store.saved.archive import Archive
 from workbench.store.saved.document import Document
 from workbench.store.saved.records import SavedRecord
 from workbench.views.buckets import across_ranks, merge, throughput
+from workbench.views.trace import origin_of
 
 TAB: Final = "workbench_widgets.tab"  # by name: it is above
 START: Final = 60.0  # s that a server may take to start
@@ -278,11 +278,6 @@ def show_live(path: Path, *, start: bool = False) -> str:
         if not start:
             return ""
         raise PoolError(str(error), hint=f"see {home_dir()}/dashboard/dashboard.log") from None
-
-
-def origin_of(events: Iterable[Event]) -> Origin:
-    """What the last launch or resume was made of; an empty one for a record without."""
-    return next((e.origin for e in reversed(list(events)) if isinstance(e, OriginRecorded)), Origin())
 
 
 def _update(record: SavedRecord, cursor: Cursor) -> Update:

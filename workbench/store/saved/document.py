@@ -5,6 +5,7 @@ A saved session is a zip:
     session.json                    this document: what was saved, and every other file's size and SHA-256
     seal.json                       a keyed digest of session.json: whoever has the key knows that he saved it
     schema.json                     JSON schema of session.json, for other readers
+    report.html                     a page about its jobs, for people without this program; since version 2
     jobs/JOB/events.jsonl           the record: one event a line; code in it is named by its digest
     jobs/JOB/telemetry.msgpack      what a follower is given first: buckets, totals, output, beats
     jobs/JOB/history.msgpack        buckets, as finely as they are kept
@@ -29,12 +30,13 @@ from workbench.telemetry import CellFinished, Check, OutputWritten, RankBeat
 FORMAT: Final = "dtrain session"
 VERSION: Final = 2
 DOCUMENT: Final = "session.json"
+REPORT: Final = "report.html"
 SEAL: Final = "seal.json"
 SCHEMA: Final = "schema.json"
 _JOB: Final = r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}"
 NAME: Final = re.compile(
     rf"""(?:
-      session\.json | seal\.json | schema\.json
+      session\.json | seal\.json | schema\.json | report\.html
     | jobs/{_JOB}/(?:events\.jsonl | telemetry\.msgpack | history\.msgpack | steps\.msgpack | logs/rank\d{{1,5}}\.log)
     | code/[0-9a-f]{{64}}\.(?:py|pickle)
     | (?P<checkpoint>checkpoints/{_JOB}/\d{{1,15}}/(?!\.{{1,2}}\Z)[A-Za-z0-9_.-]{{1,200}})
