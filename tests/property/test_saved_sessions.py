@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from tests.property.test_codecs import event_of, real, record, text, whole
@@ -148,7 +148,16 @@ def test_prose_and_calls_are_no_secrets(text: str) -> None:
     assert Scrubber().code(text) == text
 
 
+@pytest.mark.parametrize("unit", ["7", "a", "a1_-", "token", "eyJ.", " ", "auth ", "://", "http", "-----BEGIN "])
+def test_a_long_line_is_scrubbed_in_one_go(unit: str) -> None:
+    """It took time by the square of its length: a program that prints a megabyte of digits could not be saved."""
+    text = unit * (500_000 // len(unit))
+    assert Scrubber(("/home/ana",)).text(text) == text
+    assert "hunter2hunter2hunter2" not in Scrubber().text(f"{text} token=hunter2hunter2hunter2")
+
+
 @settings(max_examples=300, deadline=None)
+@example(["TOKEN", " ", "/home/ana/", 'my_secret = "00000000000000000000"'])
 @given(st.lists(around | secrets | st.sampled_from(["/home/ana", "/home/ana/x", REMOVED, "token", "=", " "])))
 def test_scrubbing_twice_changes_nothing(parts: list[str]) -> None:
     scrub = Scrubber(("/home/ana",), {"A_TOKEN": "swordfish-4711"})

@@ -25,6 +25,7 @@ ALLOWED: Final = (
 _NAMES: Final = r"(?:token|secret|passw(?:or)?d|passphrase|api[_-]?key|access[_-]?key|private[_-]?key|credential|auth)"
 _ENDS: Final = r"s?(?:[_-]?(?:id|key))?"  # aws_access_key_id, auth_key
 _SECRET_NAME: Final = re.compile(_NAMES + _ENDS + r"\Z", re.IGNORECASE)
+# None of these looks at a character again and again: a line of output may be megabytes of digits without a space.
 _FORMS: Final = re.compile(
     r"""
     -----BEGIN\ [A-Z ]*PRIVATE\ KEY-----.*?(?:-----END\ [A-Z ]*PRIVATE\ KEY-----|\Z)
@@ -40,14 +41,14 @@ _FORMS: Final = re.compile(
 )
 _AFTER_NAME: Final = re.compile(
     rf"""
-    (?P<name>(?<![A-Za-z])[A-Za-z0-9_-]*{_NAMES}{_ENDS}["']?)
+    (?P<name>{_NAMES}{_ENDS}["']?)
     (?P<between>\s*[=:]\s*|\s+(?=[^\s-]))
     (?P<value>"[^"\n]{{4,}}"|'[^'\n]{{4,}}'|[^\s"',;(){{}}\[\]]{{8,}})
     """,
     re.VERBOSE | re.IGNORECASE,
 )
 _BEARER: Final = re.compile(r"\b(Bearer|Basic)\s+([A-Za-z0-9._~+/=-]{12,})", re.IGNORECASE)
-_IN_ADDRESS: Final = re.compile(r"([a-z][a-z0-9+.-]*://)[^\s/@:]+:[^\s/@]+@", re.IGNORECASE)
+_IN_ADDRESS: Final = re.compile(r"([a-z][a-z0-9+.-]{0,20}://)[^\s/@:]+:[^\s/@]+@", re.IGNORECASE)
 LONGEST_NUMBER: Final = 14  # characters: max_tokens=100000 is no secret
 LONGEST_WORD: Final = 20
 _SHORTEST: Final = 8  # characters of a value that is looked for everywhere
@@ -115,9 +116,22 @@ class Scrubber:
         if self._values is not None:
             text = self._drop("values of secret environment variables", self._values, text)
         text = self._drop("words with a token's form", _FORMS, text)
-        text = self._drop("values after a secret's name", _AFTER_NAME, text, _keep_name)
+        text = self._drop_values(text)
         text = self._drop("values after a secret's name", _BEARER, text, _keep_scheme)
         return self._drop("passwords in addresses", _IN_ADDRESS, text, lambda match: f"{match[1]}{REMOVED}@")
+
+    def _drop_values(self, text: str) -> str:
+        """What stands after a name and is no secret may itself be a name, with a secret after it."""
+        parts: list[str] = []
+        done = at = 0
+        while match := _AFTER_NAME.search(text, at):
+            new = _keep_name(match)
+            at = match.end("name")
+            if new != match[0]:
+                self.removed["values after a secret's name"] += 1
+                parts += [text[done : match.start()], new]
+                done = at = match.end()
+        return "".join([*parts, text[done:]])
 
     def _drop(self, kind: str, pattern: re.Pattern[str], text: str, put: Any = lambda match: REMOVED) -> str:
         def replacement(match: re.Match[str]) -> str:
