@@ -240,6 +240,7 @@ def serve(socket: Path) -> None:
     from workbench_widgets.files import Made
     from workbench_widgets.follower import picture_of
     from workbench_widgets.pages import Pages
+    from workbench_widgets.pools import Pools
     from workbench_widgets.server import make_server
     from workbench_widgets.source import Filter, LogTail, Picture
 
@@ -286,7 +287,7 @@ def serve(socket: Path) -> None:
                 self[name] = Scene(name if name in SCENES else "empty")
             return self[name]
 
-    pages = Pages(socket.parent)
+    pages = Pages(Pools(socket.parent))
     pages._followers = Scenes()
     server, _ = make_server(pages, socket, socket.parent / "dashboard")
     server.start()

@@ -16,6 +16,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 from axe import violations
+from conftest import PROGRAMS
 from lab import LOCAL, LiveView, Tab, wait_for
 from playwright.sync_api import Browser, Page
 from test_notebook import assert_moves, await_steps
@@ -99,8 +100,21 @@ def health(url: str, cookies: str) -> dict[str, Any]:
         return dict(json.loads(answer.read()))
 
 
+def launch_by_form(page: Page, script: str, arguments: str, ranks: str) -> str:
+    """Two clicks, one job: its id."""
+    page.get_by_text("Launch a job").click()
+    for label, text in (("script", script), ("arguments", arguments), ("ranks", ranks)):
+        page.get_by_label(label, exact=True).fill(text)
+    line = page.get_by_label("the line that does the same")
+    line.wait_for(timeout=10_000)
+    wait_for(lambda: line.inner_text().endswith(f"-n {ranks} {script} {arguments}"), "the line says it all", 10)
+    page.get_by_role("button", name="Launch", exact=True).dblclick()
+    page.get_by_text("was launched on pool default").wait_for(timeout=20_000)
+    return page.locator("details.launch a").inner_text()
+
+
 def test_from_the_list_to_a_job_whose_numbers_move(readers: Callable[..., Reader], launch: Launch) -> None:
-    job, other = launch("steady.py", 60), launch("steady.py", 30)
+    job = launch("steady.py", 60)
     await_steps(job)
     reader, url = readers(color_scheme="dark"), link()
     reader.open(url)
@@ -108,8 +122,9 @@ def test_from_the_list_to_a_job_whose_numbers_move(readers: Callable[..., Reader
     assert reader.page.evaluate("() => document.documentElement.dataset.theme") == "dark"  # as the system has it
     row = reader.page.get_by_role("link", name=job.job_id)
     row.wait_for(timeout=10_000)
-    for one in (job, other):
-        reader.page.get_by_role("button", name=f"compare {one.job_id}").click()
+    other = launch_by_form(reader.page, str(PROGRAMS / "steady.py"), "30", "2")
+    for one in (job.job_id, other):
+        reader.page.get_by_role("button", name=f"compare {one}").click(timeout=20_000)
     reader.shot("tab-jobs-dark")
     assert violations(reader.page) == []
     reader.page.get_by_role("link", name="Compare 2 jobs").click()

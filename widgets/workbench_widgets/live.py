@@ -86,6 +86,7 @@ export function render({model}) {
   root.addEventListener('click', event => {
     const button = event.target.closest('[data-do],[data-tail-of],[data-picture],[data-copy]');
     if (!button) return;
+    for (const input of [...waits.keys()]) flush(input);  // what was typed belongs to what is pressed
     if (button.dataset.picture || 'once' in button.dataset) {  // the second click of two
       if (event.timeStamp - (pressed.get(button) || -1e9) < 1000) return;
       pressed.set(button, event.timeStamp);
@@ -104,15 +105,18 @@ export function render({model}) {
     if (event.target.dataset.set && event.target.nodeName === 'SELECT')
       tell(event.target.dataset.set, event.target.value);
   });
-  let waits = null, said = '';
+  const waits = new Map();  // inputs whose value is to be told, with what they said last
+  const flush = input => {
+    const {timer, said} = waits.get(input);
+    clearTimeout(timer); waits.delete(input); tell(input.dataset.set, said);
+  };
   root.addEventListener('input', event => {
     const input = event.target;  // later the event would name the shadow root's host
     if (!input.dataset.set || input.nodeName === 'SELECT') return;
-    const name = input.dataset.set, isSlider = input.type === 'range';
-    said = input.value;
-    if (isSlider && waits !== null) return;
-    clearTimeout(waits);
-    waits = setTimeout(() => { waits = null; tell(name, said); }, isSlider ? 80 : 200);
+    const isSlider = input.type === 'range', before = waits.get(input);
+    if (before && !isSlider) clearTimeout(before.timer);
+    const timer = before && isSlider ? before.timer : setTimeout(() => flush(input), isSlider ? 80 : 200);
+    waits.set(input, {timer, said: input.value});
   });
   draw();
   model.on('markup', draw);

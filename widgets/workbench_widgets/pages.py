@@ -16,10 +16,12 @@ from workbench_widgets.comparison import Comparison
 from workbench_widgets.dashboard import Dashboard, Later
 from workbench_widgets.follower import Followers
 from workbench_widgets.gate import RIGHTS
+from workbench_widgets.launcher import Launcher
 from workbench_widgets.live import Frame
 from workbench_widgets.overview import Listing, Overview
 from workbench_widgets.pacer import Pacer
 from workbench_widgets.panels.jobs import Jobs
+from workbench_widgets.panels.launch import Launch
 from workbench_widgets.pools import Pools
 from workbench_widgets.saved import Guests, Shelf
 from workbench_widgets.source import Choice
@@ -36,7 +38,7 @@ class Pages:
         self._pools, self._may_act = pools, may_act
         self.shelf, self.guests = Shelf(), Guests()
         self._followers = Followers(self._find, lost=self._lost)
-        self._overview = Overview(pools)
+        self._overview, self._launcher = Overview(pools), Launcher(pools)
         self.count_sessions: Callable[[], int] = lambda: 0
 
     def health(self) -> dict[str, object]:
@@ -101,19 +103,29 @@ class Pages:
         theme, saved = page.argument(arguments, "theme"), self.shelf.get(page.argument(arguments, "file"))
         overview = self._overview if saved is None else Overview(saved)
         _prepare(doc, "jobs · dtrain", page.LIST_BODY, theme)
-        jobs, later = Jobs(theme, overview.ask_now), later_on(doc)
+        later, rights = later_on(doc), doc.session_context.request.headers.get(RIGHTS, "act")
+        may_act = self._may_act and saved is None and rights == "act"
+        forms = [Launch(self._launcher, later, theme)] if may_act else []
+        jobs = Jobs(theme, overview.ask_now, above=[form.root for form in forms])
         newest = [Listing()]
 
         def draw() -> None:
             jobs.update(newest[0])
+            for form in forms:
+                form.draw()  # another pool may have come
             frame.pulse += 1
+
+        def paint(name: str) -> None:
+            panels: list[Any] = [jobs, *forms] if theme else []
+            for panel in panels:
+                panel.paint(name)
 
         def changed(listing: Listing) -> None:
             newest[0] = listing
             later(0.0, pacer.want)
 
         pacer = Pacer(draw, later, IOLoop.current().time)
-        frame = Frame(pacer.shown, jobs.paint if theme else lambda _: None)
+        frame = Frame(pacer.shown, paint)
         end = overview.subscribe(lambda: jobs.query, changed)
         draw()
         _place(doc, {"jobs": jobs.root, "frame": frame}, pacer)

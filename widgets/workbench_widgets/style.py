@@ -106,6 +106,7 @@ details.save{{width:fit-content;margin-left:auto;padding:0!important;pointer-eve
 details.save summary{{text-align:right}} details.save .tools{{margin:4px 0 0}}
 details[open]{{padding-bottom:20px}}
 .keeping{{justify-content:flex-end;margin:0}}
+.launch .tools{{margin:6px 0}} .launch input:not(.few){{width:220px}}
 h2.next{{margin-top:14px}} .sides th{{vertical-align:top}}
 .sides td{{white-space:normal;vertical-align:top;min-width:16ch}}
 .jump{{position:absolute;right:14px;bottom:10px}}

@@ -6,6 +6,7 @@ Jobs can be chosen, on any of the screenfuls, to be seen beside each other.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 from urllib.parse import quote, urlencode
 
 import panel as pn
@@ -25,9 +26,12 @@ NO_MATCH = "No job is like that. Other words, or another state?"
 
 
 class Jobs:
-    """See the module. `query` is what the reader wants to see; `on_query` hears when that changes."""
+    """See the module. `query` is what the reader wants to see; `on_query` hears when that changes.
 
-    def __init__(self, theme: str, on_query: Callable[[], None] = lambda: None) -> None:
+    `above`: what stands between the heading and the list.
+    """
+
+    def __init__(self, theme: str, on_query: Callable[[], None] = lambda: None, *, above: Sequence[Any] = ()) -> None:
         self.query = Query()
         self._theme, self._on_query, self._listing = theme, on_query, Listing()
         self._picked: list[str] = []
@@ -35,7 +39,7 @@ class Jobs:
         self._bar = Live(stylesheets=[PANEL], markup=bar_html(Listing(), self.query), on_action=self._chosen)
         self._compare = Live(stylesheets=[PANEL], markup=compare_html((), theme), on_action=self._turned)
         self._list = Live(stylesheets=[PANEL], markup="", on_action=self._turned)
-        parts = (self._head, self._bar, self._compare, self._list)
+        parts = (self._head, *above, self._bar, self._compare, self._list)
         self.root = pn.Column(*parts, name="jobs", sizing_mode="stretch_width")
         self.update(Listing())
 
