@@ -361,6 +361,6 @@ def test_a_job_gives_its_panel_or_says_what_to_install(monkeypatch: pytest.Monke
 
     job = Known(FakeSession("run-1"), "run-1")  # type: ignore[arg-type]
     assert isinstance(job.panel(), Panel)
-    monkeypatch.setattr(session_module, "CONTROLS", "no_such_module_at_all")
+    monkeypatch.setattr("workbench.session.job.CONTROLS", "no_such_module_at_all")
     with pytest.raises(UsageError, match="there is no no_such_module_at_all here"):
         job.panel()
