@@ -47,7 +47,7 @@ def test_a_kill_is_recovered_and_told(tab: Tab, launch: Launch) -> None:
     first = job.timeline.attempts[0]
     assert first.cause is not None and first.cause.rank == 2 and first.injected_at is not None
     assert first.time_to_recover is not None and first.time_to_recover < 30
-    view.frame.get_by_text("restart 1").first.wait_for(timeout=20_000)
+    view.frame.get_by_text("restart 1").locator("visible=true").first.wait_for(timeout=20_000)
     wait_for(lambda: "recovering" in lanes(view)["kind"] and "dead" in lanes(view)["kind"], "lanes of the failure")
     view.frame.locator(".story li").nth(1).wait_for(timeout=20_000)
     assert "killed by SIGKILL" in view.text(".story li") and "back after" in view.text(".story li")
