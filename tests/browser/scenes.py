@@ -170,7 +170,7 @@ def running(ranks: int, length: float, width: float, slow: Callable[[int, float]
         beat(k, length) for k in range(ranks)
     )
     yield update(length + 1, state(ranks), events=tuple(begin(ranks)), buckets=buckets, totals=totals, beats=beats,
-                 output=said, checks=checks(ranks, length, 5))  # fmt: skip
+                 output=said, checks=checks(ranks, length, min(5, ranks - 1)))  # fmt: skip
 
 
 def small() -> Iterator[Update]:
