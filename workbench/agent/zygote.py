@@ -31,6 +31,7 @@ from workbench.agent.wire import Connection, Frame
 
 ALWAYS: Final = ("torch", "torch._dynamo", "torch.distributed", "torch.nn.parallel", "torch.utils.data")
 IF_THERE: Final = ("numpy", "cloudpickle", "threadpoolctl")
+FORK_SAFE: Final = frozenset({"jemalloc_bg_thd"})  # its allocator is told of forks; pyarrow, and so pandas, has it
 
 
 class RefusedError(Exception):
@@ -180,12 +181,18 @@ def warm_up(modules: tuple[str, ...]) -> dict[str, Any]:
     importlib.import_module("workbench.agent.rank").prepare()
     gc.collect()
     gc.freeze()  # the collector would touch, and so copy, every page in every rank
-    threads = sum(1 for _ in Path("/proc/self/task").iterdir())
+    threads = len(_threads())
     if threads != 1:
         blame = f" ({', '.join(modules)})" if modules else ""
         raise RefusedError(f"the zygote has {threads} threads after its imports{blame}; a fork needs exactly one")
     torch = sys.modules["torch"]
     return {"torch": torch.__version__, "seconds": time.monotonic() - start}
+
+
+def _threads() -> list[str]:
+    """Of this process, by name, without those that a fork cannot harm."""
+    names = [path.read_text().strip() for path in Path("/proc/self/task").glob("*/comm")]
+    return [name for name in names if name not in FORK_SAFE]
 
 
 def check_module(name: str) -> None:
