@@ -19,8 +19,8 @@ help: ## say what there is
 demo: $(STAMP) ## train on 2 ranks, watched in this terminal, in a pool that ends with it
 	@$(BIN)/python notebooks/demo.py
 
-test: $(STAMP) ## lint, type check and all tests; Debian's Chromium is installed for the browser tests if need be
-	@bash .ci/install-chromium
+test: $(STAMP) ## lint, type check and all tests; what they need of Debian (Chromium, nft) is installed if need be
+	@bash .ci/install-tools
 	@$(MAKE) --no-print-directory lint
 	@$(BIN)/python -m pytest $(PYTEST_ARGS)
 
