@@ -104,7 +104,7 @@ def test_every_chart_can_be_saved(reader: Reader, tab: Tab, tmp_path: Path) -> N
         summary.press("Enter")
     found = {}
     for button in reader.page.locator("details.save button").all():
-        with reader.page.expect_download(timeout=20_000) as waits:
+        with reader.page.expect_download(timeout=40_000) as waits:
             button.press("Enter")
         name = waits.value.suggested_filename
         waits.value.save_as(tmp_path / name)

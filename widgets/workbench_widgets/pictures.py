@@ -74,9 +74,11 @@ var head='<svg xmlns="'+NS+'" width="'+width+'" height="'+height+'" viewBox="0 0
 esc(title)+'</title><rect width="100%" height="100%" fill="'+style.backgroundColor+'"/>';
 return {width:width,height:height,text:head+'<g font-family="system-ui, sans-serif" font-size="12" fill="'+style.color+
 '">'+parts.join('')+'</g><g transform="translate('+PAD+','+(y+4)+')">'+chart+'</g></svg>'}}
-function picture(section,kind,name){
+function picture(section,kind,name,tries){
 var made=drawn(section);
-if(!made)return;
+if(!made){ // a chart that is still being laid out
+if((tries||0)<100)setTimeout(function(){picture(section,kind,name,(tries||0)+1)},100);
+return}
 var svg=new Blob([made.text],{type:'image/svg+xml'});
 if(kind==='svg')return keep(svg,name);
 var image=new Image(),url=URL.createObjectURL(svg);
