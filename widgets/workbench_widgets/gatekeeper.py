@@ -96,16 +96,30 @@ class Gatekeeper:
             logger.warning("the links to the pages cannot be kept: %s", error)
 
 
-class Open(RequestHandler):
+class Local(RequestHandler):
+    """Of requests that this machine's own processes send over the unix socket."""
+
+    def refuses_what_is_passed_on(self) -> bool:
+        """Whether somebody passes the request on for another; it is answered then. No answer is to be kept."""
+        self.set_header("Cache-Control", "no-store")
+        is_passed_on = any(name.startswith(BROUGHT) for name in self.request.headers)
+        if is_passed_on:
+            self.refuse(403, "this is for processes of this machine alone")
+        return is_passed_on
+
+    def refuse(self, status: int, why: str) -> None:
+        self.set_status(status)
+        self.write({"error": why})
+
+
+class Open(Local):
     """`POST /gate {"port": 0}`."""
 
     def initialize(self, keepers: list[Gatekeeper]) -> None:
         (self._keeper,) = keepers
 
     def post(self) -> None:
-        self.set_header("Cache-Control", "no-store")
-        if any(name.startswith(BROUGHT) for name in self.request.headers):
-            self._refuse(403, "this is for processes of this machine alone")
+        if self.refuses_what_is_passed_on():
             return
         try:
             body = json.loads(self.request.body)
@@ -113,13 +127,9 @@ class Open(RequestHandler):
             if type(port) is not int or not 0 <= port < 65_536:
                 raise ValueError
         except (ValueError, KeyError, TypeError):
-            self._refuse(400, 'say {"port": 0}')
+            self.refuse(400, 'say {"port": 0}')
             return
         try:
             self.write(self._keeper.open(port, ticket))
         except OSError as error:
-            self._refuse(409, f"port {port} cannot be had: {error.strerror or error}")
-
-    def _refuse(self, status: int, why: str) -> None:
-        self.set_status(status)
-        self.write({"error": why})
+            self.refuse(409, f"port {port} cannot be had: {error.strerror or error}")

@@ -19,10 +19,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from tornado.ioloop import IOLoop
-from tornado.web import RequestHandler
 
 from workbench import Job, Session, WorkbenchError, load_session
-from workbench_widgets.gatekeeper import BROUGHT
+from workbench_widgets.gatekeeper import Local
 from workbench_widgets.pools import Pools
 
 MOST: Final = 4  # files that are open at once; the one that was asked for longest ago is closed
@@ -134,35 +133,29 @@ def began_at(pid: int) -> str:
     return "" if state in "ZX" else rest[18]
 
 
-class Show(RequestHandler):
+class Show(Local):
     """`POST /saved {"path": "/…/run.dtrain", "guest": 4711}`, over the unix socket alone: answered with the key."""
 
     def initialize(self, shelf: Shelf, guests: Guests) -> None:
         self._shelf, self._guests = shelf, guests
 
     async def post(self) -> None:
-        self.set_header("Cache-Control", "no-store")
-        if any(name.startswith(BROUGHT) for name in self.request.headers):
-            self._refuse(403, "this is for processes of this machine alone")
+        if self.refuses_what_is_passed_on():
             return
         try:
             body = json.loads(self.request.body)
             path, guest = Path(str(body["path"])), int(body["guest"])
         except (ValueError, KeyError, TypeError):
-            self._refuse(400, 'say {"path": FILE, "guest": PID}')
+            self.refuse(400, 'say {"path": FILE, "guest": PID}')
             return
         try:
             key = await IOLoop.current().run_in_executor(None, self._shelf.add, path)
         except WorkbenchError as error:
-            self._refuse(409, str(error))
+            self.refuse(409, str(error))
             return
         self._guests.add(guest)
         self._guests.settle()
         self.write({"key": key})
-
-    def _refuse(self, status: int, why: str) -> None:
-        self.set_status(status)
-        self.write({"error": why})
 
 
 class Server:
