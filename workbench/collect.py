@@ -22,7 +22,7 @@ from workbench.agent.logs import LogPage
 from workbench.capture import digest_of, git_state, installed
 from workbench.errors import SavedFileError, WorkbenchError
 from workbench.events import CellSent, Event, LaunchRequested, OriginRecorded, decode_event, encode_event
-from workbench.feed import Bucket, Cursor, PoolStatus, StepPage, Update
+from workbench.feed import BeatFrame, Bucket, Cursor, PoolStatus, StepPage, Update
 from workbench.spec import EntrypointKind, JobSpec
 from workbench.state import Checkpoint, CheckpointTier
 from workbench.store.coverage import TIERS
@@ -257,6 +257,8 @@ def _telemetry(gathering: _Gathering, job_id: str, update: Update) -> Telemetry:
         now=update.now,
         cursor=cursor,
         beats=update.beats,
+        usage=update.usage,
+        frames=tuple(gathering.ask("frames", rq.ReadFrames(job_id=job_id), list[BeatFrame])),
         buckets=update.buckets,
         totals=update.totals,
         output=tuple(reversed(kept)),

@@ -5,6 +5,8 @@ A client that asks again with the cursor it was given misses nothing that is dur
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import msgspec
 
 from workbench.events import Event
@@ -124,6 +126,33 @@ class Total(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     learning_rate: float | None = None  # the highest of the ranks' last
 
 
+class Spread(NamedTuple):
+    """Over ranks and a while: sum and number tell the mean."""
+
+    least: float
+    total: float
+    most: float
+    number: int
+
+    @property
+    def mean(self) -> float:
+        return self.total / self.number
+
+
+class Moment(NamedTuple):
+    """What all ranks used from `start` on, by the name of a `RankBeat`'s field; what was not measured is not there."""
+
+    start: float
+    spreads: dict[str, Spread]
+
+
+class BeatFrame(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """The beats of all ranks at a time (epoch s), as `store.beats.unpacked` reads them."""
+
+    time: float
+    data: bytes
+
+
 class StepPage(msgspec.Struct, frozen=True, kw_only=True):
     """Blocks of `blackbox.STEP` records by rank, in the order in which they came; `next` None: there are no more."""
 
@@ -161,6 +190,7 @@ class Update(msgspec.Struct, frozen=True, kw_only=True):
     events: tuple[Event, ...] = ()
     beats: tuple[RankBeat, ...] = ()
     buckets: tuple[Bucket, ...] = ()
+    usage: tuple[Moment, ...] = ()  # before `beats`, coarser the longer ago; only to one who knows nothing yet
     totals: tuple[Total, ...] = ()  # the same time as `buckets`, all ranks folded; empty: fold `buckets`
     output: tuple[OutputWritten, ...] = ()
     cells: tuple[CellFinished, ...] = ()

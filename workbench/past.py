@@ -1,7 +1,7 @@
 """How a job stood at any time of its life, from its record. Pure: what was recorded goes in, an `Update` comes out.
 
 Folded by the views like any other, that update gives what a follower saw at the time, as finely as the record is kept:
-of a stretch that had begun by then, the part up to then. What is not in a record is not there: what ranks were doing.
+of a stretch that had begun by then, the part up to then; of what ranks were doing, the last look at all of them.
 
 Bounded: points in time by merging, events and reports by number. Output is not kept here.
 """
@@ -32,6 +32,7 @@ LEAST: Final = WINDOW + 1.0  # s before a moment that its numbers are taken from
 LEAST_OF_MANY: Final = 3.0  # the same for more ranks than have a history of their own here: it costs the pool
 STEPS: Final = 4.0
 FINEST: Final = 1.0  # s
+FRESH: Final = 10.0  # s after a beat in which its rank may be taken to be at the same
 _SUMS: Final = ("duration", "data", "forward", "backward", "comm", "optimizer", "checkpoint", "samples", "tokens")
 T = TypeVar("T", Bucket, Total)
 
@@ -112,10 +113,11 @@ class Past:
         is_fine = all(one.width <= FINEST for one in near)
         return () if is_fine else (Wanted(since, time, FINEST),)
 
-    def at(self, time: float, fine: Iterable[Bucket] = ()) -> Update:
+    def at(self, time: float, fine: Iterable[Bucket] = (), beats: Iterable[RankBeat] = ()) -> Update:
         """What a follower would have been told by `time` (epoch s), from an empty cursor.
 
         `fine`: finer buckets of the time before, as `wanted` says; each replaces what is kept here of its time.
+        `beats`: as the record has them of the time before.
         Raises `ValueError` before the first update.
         """
         time = max(time, self.begin)
@@ -125,12 +127,13 @@ class Past:
             start = min(bucket.start for bucket in recent)
             known = until_all(known, start) + sorted(recent, key=lambda bucket: bucket.start)
         number = max(1, bisect_right(self._times, time))
+        state = self._state_after(number)
         return Update(
-            state=self._state_after(number),
+            state=state,
             cursor=Cursor(event=number),
             now=time,
             events=(*([self._before[0]] if self._before else []), *self._events[:number]),
-            beats=tuple(beat for beat in self._beats.values() if beat.time <= time),
+            beats=tuple(as_of(state.restart_count, time, [*beats, *self._beats.values()])),
             buckets=tuple(known),
             totals=tuple(until_all(self._totals.items, time)),
             checks=tuple(report for report in self._reports if report.end <= time),
@@ -144,6 +147,21 @@ class Past:
             state, _ = transition(state, event)
         assert state is not None
         return state
+
+
+def as_of(restart_count: int, time: float, beats: Iterable[RankBeat]) -> list[RankBeat]:
+    """The newest of each rank by `time`, of that generation; what is too long ago does not say what it was doing."""
+    newest: dict[int, RankBeat] = {}
+    for beat in beats:
+        known = newest.get(beat.rank)
+        if beat.time <= time and beat.restart_count == restart_count and (known is None or known.time < beat.time):
+            newest[beat.rank] = beat
+    return [
+        beat
+        if time - beat.time <= FRESH
+        else msgspec.structs.replace(beat, activity="", collective="", collective_seq=0)
+        for beat in newest.values()
+    ]
 
 
 def until(part: T, time: float) -> T | None:

@@ -65,6 +65,13 @@ class ReadSteps(msgspec.Struct, frozen=True, kw_only=True):
     after: int = 0
 
 
+class ReadFrames(msgspec.Struct, frozen=True, kw_only=True):
+    """`frames`: what all ranks were doing, answered with `list[BeatFrame]`; `until`: the newest by that time alone."""
+
+    job_id: str
+    until: float | None = None
+
+
 class ReadLog(msgspec.Struct, frozen=True, kw_only=True):
     """`log`: one rank's page of its log, read on the rank's host."""
 

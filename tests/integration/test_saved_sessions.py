@@ -17,6 +17,8 @@ from tests.integration.test_cli_real import dtrain
 from tests.unit.test_training_catalogue import save as save_checkpoint
 from workbench.errors import UsageError
 from workbench.events import OriginRecorded
+from workbench.feed import BeatFrame
+from workbench.requests import ReadFrames
 from workbench.saved.rerun import Checking, rerun
 from workbench.saved.session import load_session
 from workbench.saved.traces import steps_of, trace_of
@@ -115,6 +117,11 @@ def test_a_loaded_job_is_the_live_one(session: Session, folder: Path) -> None:
         middle = (job.state.submitted_at + (job.state.ended_at or 0.0)) / 2
         then, kept_then = job.view(at=middle), kept.view(at=middle)
         assert not then.phase.is_terminal and msgspec.json.encode(then) == msgspec.json.encode(kept_then)
+        frames, kept_frames = (
+            one.session.ask("frames", ReadFrames(job_id=job.job_id), list[BeatFrame]) for one in (job, kept)
+        )
+        assert frames == kept_frames != [] and any(row.rss for row in job.view(at=frames[0].time).rows)
+        assert kept.follow(timeout=0.0).usage == job.follow(timeout=0.0).usage != ()
         assert kept.code == {"train.py": TRAIN, "helper.py": HELPER}
         assert trace_of(kept) == msgspec.structs.replace(trace_of(job))
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tests.property.test_codecs import event_of, real, record, text, whole
 from workbench.blackbox import pack_step
 from workbench.events import EVENT_TYPES, CellSent, Event, LaunchRequested, OriginRecorded, decode_event
-from workbench.feed import Bucket, Cursor
+from workbench.feed import BeatFrame, Bucket, Cursor, Moment, Spread
 from workbench.saved.session import load_session
 from workbench.store.saved import archive
 from workbench.store.saved.document import (
@@ -37,11 +37,17 @@ buckets = st.builds(
     Bucket, rank=whole, start=real, width=real, steps=whole, last_step=whole, duration=real, slowest=real, data=real,
     forward=real, backward=real, comm=real, optimizer=real, checkpoint=real, samples=real, tokens=real, loss=real,
 )  # fmt: skip
+spreads = st.builds(Spread, real, real, real, whole)
 telemetry = st.builds(
     Telemetry,
     now=real,
     cursor=st.builds(Cursor, event=whole, bucket=real),
     buckets=st.lists(buckets, max_size=3).map(tuple),
+    usage=st.lists(
+        st.builds(Moment, real, st.dictionaries(text, st.builds(Spread, real, real, real, whole), max_size=2)),
+        max_size=2,
+    ).map(tuple),
+    frames=st.lists(st.builds(BeatFrame, time=real, data=st.binary(max_size=9)), max_size=2).map(tuple),
     output=st.lists(
         st.builds(OutputWritten, job_id=text, rank=whole, stream=text, text=text, time=real), max_size=2
     ).map(tuple),

@@ -14,7 +14,7 @@ from workbench.collect import save
 from workbench.controller import transition
 from workbench.errors import PoolError
 from workbench.events import CellSent, Event, OriginRecorded
-from workbench.feed import Bucket, Cursor, PoolStatus, StepPage, Update, WorkerStatus
+from workbench.feed import BeatFrame, Bucket, Cursor, PoolStatus, StepPage, Update, WorkerStatus
 from workbench.origin import Origin, Source
 from workbench.spec import EntrypointKind, JobSpec
 from workbench.state import JobState
@@ -59,6 +59,7 @@ class FakeAsk:
     def __init__(self, events: list[Event], steps: dict[int, bytes] | None = None, logs: dict[int, str] | None = None):
         self.events, self.steps, self.logs = events, steps or {}, logs
         self.output: tuple[OutputWritten, ...] = ()
+        self.frames: tuple[BeatFrame, ...] = ()
         self.cells: tuple[CellFinished, ...] = ()
         self.checkpoints: list[Any] = []
 
@@ -91,6 +92,9 @@ class FakeAsk:
 
     def _history(self, asked: Any) -> list[Bucket]:
         return self.buckets()
+
+    def _frames(self, asked: Any) -> list[BeatFrame]:
+        return list(self.frames)
 
     def _steps(self, asked: Any) -> StepPage:
         ranks = sorted(self.steps)

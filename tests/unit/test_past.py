@@ -176,6 +176,27 @@ def test_reports_and_beats_of_later_are_not_known_yet() -> None:
     assert len(past.at(start + 9).checks) == 2 and past.at(start + 9).beats == (beat,)
 
 
+def test_what_ranks_were_doing_is_that_of_the_record() -> None:
+    story = failing()
+    past = past_of(story)
+    start = past.begin
+
+    def beat(rank: int, time: float, **changes: Any) -> RankBeat:
+        fields = {"restart_count": 0, "step": 3, "activity": "COLLECTIVE", "since": 0.25, "rss": 2**20} | changes
+        return RankBeat(job_id=JOB, rank=rank, time=time, **fields)
+
+    row = view_of(past.at(start + 2, beats=[beat(0, start + 1.5), beat(1, start + 2.5)])).rows
+    assert (row[0].activity, row[0].since, row[0].rss) == ("COLLECTIVE", pytest.approx(0.75), 2**20)
+    assert (row[1].activity, row[1].rss) == ("", None), "it comes later"
+    long = view_of(
+        past.at(start + 3.5, beats=[beat(0, start + 3.5 - past_module.FRESH - 1, collective="barrier")])
+    ).rows
+    assert (long[0].activity, long[0].collective, long[0].rss) == ("", "", 2**20), "it may be at something else by now"
+    assert past.at(start + 8, beats=[beat(0, start + 7.9)]).beats == (), "of a generation that is gone"
+    newer = past_of(story, beats=(beat(0, start + 1.75, step=5),)).at(start + 2, beats=[beat(0, start + 1.0)])
+    assert [one.step for one in newer.beats] == [5]
+
+
 def test_panels_are_cut_at_the_moment() -> None:
     story = failing()
     past, end = past_of(story), story.pool.now

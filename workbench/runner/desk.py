@@ -58,6 +58,7 @@ class Desk:
             "follow": as_request(rq.Follow, self._follow),
             "events": as_request(str, lambda job_id: [event for _, event in self._runner.job(job_id).file.events()]),
             "history": as_request(rq.History, self._history),
+            "frames": as_request(rq.ReadFrames, lambda asked: self._runner.job(asked.job_id).file.frames(asked.until)),
             "steps": as_request(rq.ReadSteps, lambda asked: self._runner.job(asked.job_id).file.step_page(asked.after)),
             "log": as_request(rq.ReadLog, self._read_log),
             "checkpoints": as_request(rq.ListCheckpoints, self._list_checkpoints),

@@ -143,6 +143,7 @@ class LiveJob:
             case RankBeat() if report.restart_count == self.state.restart_count:
                 self._beat += 1
                 self._beats[report.rank] = (self._beat, report)
+                self.file.add_beat(report)
             case OutputWritten():
                 self._output_dropped += report.dropped
                 self._output.add(report)
@@ -189,6 +190,7 @@ class LiveJob:
             now=now,
             events=tuple(self._events[cursor.event :]),
             beats=beats,
+            usage=self.file.usage() if cursor.event == 0 else (),
             buckets=buckets,
             totals=totals,
             output=tuple(self._output.since(cursor.output)),

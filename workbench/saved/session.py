@@ -10,7 +10,7 @@ import importlib
 import math
 import os
 import time
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter
@@ -22,7 +22,7 @@ import msgspec
 import workbench.requests as rq
 from workbench.agent.logs import LogPage
 from workbench.errors import PoolError, UnknownJobError, UsageError
-from workbench.feed import Bucket, Cursor, JobSummary, PoolStatus, StepPage, Update
+from workbench.feed import BeatFrame, Bucket, Cursor, JobSummary, PoolStatus, StepPage, Update
 from workbench.origin import Origin
 from workbench.past import Past
 from workbench.pool import local
@@ -66,6 +66,7 @@ class SavedSession(Session):
             "follow": lambda asked: _update(self.record(asked.job_id), asked.cursor),
             "events": lambda job_id: list(self.record(job_id).events),
             "history": self._history,
+            "frames": self._frames,
             "steps": lambda asked: StepPage(blocks=tuple(self.record(asked.job_id).step_blocks), next=None),
             "log": self._log,
             "checkpoints": lambda asked: list(self.record(asked.job_id).entry.checkpoints),
@@ -192,6 +193,12 @@ class SavedSession(Session):
         chosen = [bucket for bucket in found if asked.ranks is None or bucket.rank in asked.ranks]
         return chosen if asked.width is None or asked.width <= 1.0 else merge(chosen, asked.width)
 
+    def _frames(self, asked: rq.ReadFrames) -> list[BeatFrame]:
+        found = self.record(asked.job_id).telemetry.frames
+        if asked.until is None:
+            return list(found)
+        return list(found[: bisect_right(found, asked.until, key=attrgetter("time"))][-1:])
+
     def _log(self, asked: rq.ReadLog) -> LogPage:
         record = self.record(asked.job_id)
         count = max(record.entry.world_size, 1)
@@ -298,6 +305,7 @@ def _update(record: SavedRecord, cursor: Cursor) -> Update:
         bare,
         events=record.events[cursor.event :],
         beats=told.beats if is_new else (),
+        usage=told.usage if is_new else (),
         buckets=tuple(b for b in told.buckets if b.start >= cursor.bucket),
         totals=tuple(t for t in told.totals if t.start >= cursor.bucket),
         output=told.output[cursor.output :],

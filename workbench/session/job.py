@@ -21,7 +21,7 @@ from workbench.errors import (
     UsageError,
 )
 from workbench.events import Event
-from workbench.feed import Bucket, CellStarted, Cursor, Update
+from workbench.feed import BeatFrame, Bucket, CellStarted, Cursor, Update
 from workbench.policy.replay import STEPS, ReplayReport
 from workbench.replays import replay_check
 from workbench.session.cells import POLL, CellRun, which
@@ -113,9 +113,12 @@ class Job:
 
     def at(self, time: float, past: Past | None = None) -> Update:
         """What a follower would have been told by `time` (epoch s), from an empty cursor; of output nothing."""
+        from workbench.store.beats import unpacked
+
         past = past or self.past()
         asked = (self.history(one.width, since=one.since, until=one.until) for one in past.wanted(time))
-        return past.at(time, next(filter(None, asked), ()))
+        frames = self.session.ask("frames", rq.ReadFrames(job_id=self.job_id, until=time), list[BeatFrame])
+        return past.at(time, next(filter(None, asked), ()), [beat for frame in frames for beat in unpacked(frame)])
 
     @property
     def timeline(self) -> Timeline:

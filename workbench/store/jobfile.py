@@ -20,12 +20,14 @@ import msgspec
 
 from workbench.blackbox import StepRecord
 from workbench.events import Event, decode_event, encode_event
-from workbench.feed import Bucket, StepPage, Total
+from workbench.feed import BeatFrame, Bucket, Moment, StepPage, Total
 from workbench.store import samples
+from workbench.store.beats import SCHEMA as BEATS
+from workbench.store.beats import BeatStore
 from workbench.store.checks import SCHEMA as CHECKS
 from workbench.store.checks import CheckStore
 from workbench.store.database import Kind, create, damaged, open_existing, transaction
-from workbench.telemetry import Check, StepsTaken
+from workbench.telemetry import Check, RankBeat, StepsTaken
 
 KIND: Final = Kind(
     what="the record of a job",
@@ -37,6 +39,7 @@ KIND: Final = Kind(
         "CREATE TABLE events(number INTEGER PRIMARY KEY, data BLOB NOT NULL)",
         *samples.SCHEMA,
         *CHECKS,
+        *BEATS,
     ),
 )
 
@@ -50,13 +53,14 @@ class JobFile:
         self._unwritten: list[tuple[int, Event]] = []
         self._problem = ""
         self._samples = samples.SampleStore(connection)
-        self._checks = CheckStore(connection)
+        self._checks, self._beats = CheckStore(connection), BeatStore(connection)
         try:
             self.job_id: str = connection.execute("SELECT job_id FROM job").fetchone()[0]
             self._last: int = connection.execute("SELECT coalesce(max(number), 0) FROM events").fetchone()[0]
             if not read_only:
                 self._samples.resume()
                 self._checks.resume()
+                self._beats.resume()
         except (sqlite3.Error, TypeError) as error:
             connection.close()
             raise damaged(path, KIND, error) from error
@@ -80,6 +84,7 @@ class JobFile:
             if not self.read_only:
                 self._write()
                 self._checks.flush()
+                self._beats.flush(final=True)
                 self._samples.flush(math.inf, final=True)
         finally:
             self._connection.close()
@@ -143,6 +148,7 @@ class JobFile:
         """
         self._write()
         self._checks.flush()
+        self._beats.flush(final=final)
         self._samples.flush(now, final=final)
 
     def add_check(self, report: Check) -> None:
@@ -152,6 +158,18 @@ class JobFile:
     def checks(self, since: int = 0) -> tuple[list[Check], int]:
         """What rows above `since` tell, by time, and the last row's number; what is old comes in longer stretches."""
         return self._checks.since(since)
+
+    def add_beat(self, beat: RankBeat) -> None:
+        """Take in what a rank is doing and uses; one every few seconds is kept. Never raises."""
+        self._beats.add(beat)
+
+    def frames(self, until: float | None = None) -> list[BeatFrame]:
+        """Beats of all ranks by time; of `until` (epoch s) the newest that is not later, if there is one."""
+        return self._beats.frames(until)
+
+    def usage(self) -> tuple[Moment, ...]:
+        """What all ranks used over time, as finely as a chart can show it."""
+        return self._beats.usage()
 
     def buckets(
         self,
@@ -193,7 +211,7 @@ class JobFile:
     @property
     def problems(self) -> tuple[str, ...]:
         """What is wrong with the disk, in words; empty when all is well."""
-        return tuple(filter(None, (self._problem, self._samples.problem, self._checks.problem)))
+        return tuple(filter(None, (self._problem, self._samples.problem, self._checks.problem, self._beats.problem)))
 
 
 def salvage(path: Path) -> list[Event]:

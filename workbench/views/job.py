@@ -122,7 +122,7 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
 class ViewBuilder:
     """Add every update of a job in turn, beginning with one from an empty cursor; `view` may be asked at any time.
 
-    `is_past`: the update is of a moment long ago. Beats are in no record, so that nobody's silence is known.
+    `is_past`: the update is of a moment long ago. Beats are kept here and there, so that nobody's silence is known.
     """
 
     def __init__(self, *, is_past: bool = False) -> None:

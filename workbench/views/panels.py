@@ -11,7 +11,7 @@ from workbench.feed import Bucket, Update
 from workbench.spec import JobSpec
 from workbench.views.happenings import Happening, HappeningList
 from workbench.views.heat import HeatBuilder, HeatView
-from workbench.views.resources import Moment, ResourceBuilder
+from workbench.views.resources import ResourceBuilder, Usage
 
 
 class PanelView(NamedTuple):
@@ -21,7 +21,7 @@ class PanelView(NamedTuple):
 
     heat: HeatView = HeatView()
     best: Mapping[int, float] = MappingProxyType({})
-    resources: tuple[Moment, ...] = ()
+    resources: Usage = ()
     happenings: tuple[Happening, ...] = ()
     happened: int = 0  # lines there ever were
     spec: JobSpec | None = None
@@ -41,6 +41,7 @@ class PanelBuilder:
         if update.state.restart_count != self._restart_count:
             self._restart_count = update.state.restart_count
             self._best = {}  # on other ranks, or other hosts, a step may be other work
+        self._resources.extend(update.usage)
         self._resources.add(update.beats)
         self._happenings.add(update.events)
         if update.buckets:

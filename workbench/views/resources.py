@@ -3,71 +3,68 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from typing import Final, NamedTuple
+from collections.abc import Iterable, Mapping
+from typing import Final, TypeAlias
 
+from workbench.feed import Moment, Spread
 from workbench.telemetry import RankBeat
 
 POINTS: Final = 300
 NARROWEST: Final = 2.0  # s
 MEASURES: Final = ("cpu", "rss", "gpu", "gpu_memory", "disk_read", "disk_write")  # fields of a `RankBeat`
-
-
-class Spread(NamedTuple):
-    """Over ranks and a while: sum and number tell the mean."""
-
-    least: float
-    total: float
-    most: float
-    number: int
-
-    @property
-    def mean(self) -> float:
-        return self.total / self.number
-
-
-class Moment(NamedTuple):
-    """All ranks from `start` on, by measure; what was not measured is not there."""
-
-    start: float
-    spreads: dict[str, Spread]
+Usage: TypeAlias = tuple[Moment, ...]
 
 
 class ResourceBuilder:
-    """Add beats as they come."""
+    """Add what is known of the time before, then beats as they come."""
 
     def __init__(self) -> None:
         self._width = NARROWEST
         self._moments: dict[int, dict[str, Spread]] = {}
-        self._shown: tuple[Moment, ...] | None = ()
+        self._shown: Usage | None = ()
+
+    def extend(self, moments: Iterable[Moment]) -> None:
+        """In the order of time."""
+        for moment in moments:
+            self._join(moment.start, moment.spreads)
 
     def add(self, beats: Iterable[RankBeat]) -> None:
         for beat in beats:
-            if not beat.rss:
-                continue  # not measured yet
-            self._shown = None
-            spreads = self._moments.setdefault(math.floor(beat.time / self._width), {})
-            for name in MEASURES:
-                value = getattr(beat, name)
-                if value is not None:
-                    one = Spread(float(value), float(value), float(value), 1)
-                    spreads[name] = _joined(spreads[name], one) if name in spreads else one
+            self._join(beat.time, used(beat))
+
+    def _join(self, time: float, spreads: Mapping[str, Spread]) -> None:
+        if not spreads:
+            return
+        self._shown = None
+        cell = math.floor(time / self._width)
+        self._moments[cell] = joined(self._moments.get(cell, {}), spreads)
         while len(self._moments) > POINTS:
             self._coarsen()
 
-    def view(self) -> tuple[Moment, ...]:
+    def view(self) -> Usage:
         if self._shown is None:
             self._shown = tuple(Moment(k * self._width, dict(s)) for k, s in sorted(self._moments.items()))
         return self._shown
 
     def _coarsen(self) -> None:
-        joined: dict[int, dict[str, Spread]] = {}
+        wider: dict[int, dict[str, Spread]] = {}
         for cell, spreads in sorted(self._moments.items()):
-            held = joined.setdefault(cell // 2, {})
-            for name, spread in spreads.items():
-                held[name] = _joined(held[name], spread) if name in held else spread
-        self._moments, self._width = joined, self._width * 2
+            wider[cell // 2] = joined(wider.get(cell // 2, {}), spreads)
+        self._moments, self._width = wider, self._width * 2
 
 
-def _joined(a: Spread, b: Spread) -> Spread:
-    return Spread(min(a.least, b.least), a.total + b.total, max(a.most, b.most), a.number + b.number)
+def used(beat: RankBeat) -> dict[str, Spread]:
+    """What one rank uses; nothing before it was first measured."""
+    values = {name: getattr(beat, name) for name in MEASURES} if beat.rss else {}
+    return {name: Spread(float(v), float(v), float(v), 1) for name, v in values.items() if v is not None}
+
+
+def joined(a: Mapping[str, Spread], b: Mapping[str, Spread]) -> dict[str, Spread]:
+    """Both together, by measure."""
+    found = dict(a)
+    for name, other in b.items():
+        one = a.get(name)
+        found[name] = other if one is None else Spread(
+            min(one.least, other.least), one.total + other.total, max(one.most, other.most), one.number + other.number
+        )  # fmt: skip
+    return found

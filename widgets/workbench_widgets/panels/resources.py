@@ -9,7 +9,7 @@ import panel as pn
 from bokeh.models import ColumnDataSource
 
 from workbench.views.job import JobView, RankRow
-from workbench.views.resources import Moment
+from workbench.views.resources import Usage
 from workbench.views.table import Column, Table
 from workbench.views.wording import plural, size
 from workbench_widgets.charts import TimeAxis, chart_pane
@@ -46,7 +46,7 @@ class Resources:
 
     def __init__(self, theme: str, axis: TimeAxis) -> None:
         self._measure = "cpu"
-        self._last: tuple[JobView, tuple[Moment, ...]] | None = None
+        self._last: tuple[JobView, Usage] | None = None
         self._shown: object = None
         self._source = ColumnDataSource(data={"x": [], "least": [], "mean": [], "most": []}, name="resources")
         tips = [
@@ -66,7 +66,7 @@ class Resources:
         chart = chart_pane(self.figure, HEIGHT)
         self.root = pn.Column(self._head, chart, self._table, name="resources", sizing_mode="stretch_width")
 
-    def update(self, view: JobView, moments: tuple[Moment, ...]) -> None:
+    def update(self, view: JobView, moments: Usage) -> None:
         self._last = view, moments
         self._table.markup = now_html(view.rows)
         newest = (len(moments), moments[-1] if moments else None, self._measure)
@@ -92,7 +92,7 @@ class Resources:
         self._source.data = points_of(moments, self._measure, view.submitted_at)
 
 
-def points_of(moments: Sequence[Moment], name: str, start: float) -> dict[str, Any]:
+def points_of(moments: Usage, name: str, start: float) -> dict[str, Any]:
     found = [(moment.start - start, moment.spreads[name]) for moment in moments if name in moment.spreads]
     scale = MEASURES[name].scale
     return {
@@ -130,10 +130,10 @@ def now_html(rows: Sequence[RankRow]) -> str:
             made.append((measure.title, *map(measure.text, numbers), f"rank {most}", total))
     if not made:
         return ""
-    titles = ("now", "least", "mean", "most", "of", "all together")
+    titles = ("", "least", "mean", "most", "of", "all together")
     columns = tuple(
         Column(title, k in (1, 2, 3, 5), 0 if k != 4 else 3, cells)
         for k, (title, cells) in enumerate(zip(titles, zip(*made, strict=True), strict=True))
     )
-    shown = table_html(Table(f"What {plural(len(rows), 'rank')} use now", columns))
-    return scrolled("what ranks use now", shown)
+    shown = table_html(Table(f"What {plural(len(rows), 'rank')} use", columns))
+    return scrolled("what ranks use", shown)

@@ -7,7 +7,7 @@ A saved session is a zip:
     schema.json                     JSON schema of session.json, for other readers
     report.html                     a page about its jobs, for people without this program; since version 2
     jobs/JOB/events.jsonl           the record: one event a line; code in it is named by its digest
-    jobs/JOB/telemetry.msgpack      what a follower is given first: buckets, totals, output, beats
+    jobs/JOB/telemetry.msgpack      what a follower is given first: buckets, totals, output, beats; frames of beats
     jobs/JOB/history.msgpack        buckets, as finely as they are kept
     jobs/JOB/steps.msgpack          single steps by rank, `blackbox.STEP` records
     jobs/JOB/logs/rank0.log         the end of a rank's output
@@ -23,7 +23,7 @@ from typing import Final
 
 import msgspec
 
-from workbench.feed import Bucket, Cursor, Total
+from workbench.feed import BeatFrame, Bucket, Cursor, Moment, Total
 from workbench.state import Checkpoint
 from workbench.telemetry import CellFinished, Check, OutputWritten, RankBeat
 
@@ -133,6 +133,8 @@ class Telemetry(msgspec.Struct, frozen=True, kw_only=True):
     now: float
     cursor: Cursor
     beats: tuple[RankBeat, ...] = ()
+    usage: tuple[Moment, ...] = ()
+    frames: tuple[BeatFrame, ...] = ()  # what ranks were doing, by time
     buckets: tuple[Bucket, ...] = ()
     totals: tuple[Total, ...] = ()
     output: tuple[OutputWritten, ...] = ()
