@@ -13,6 +13,7 @@ from axe import violations
 from lab import LiveView, Tab, wait_for
 from playwright.sync_api import Browser
 from test_dashboard_tab import Reader
+from workbench_widgets.address import socket_path
 
 SAVED = Path(__file__).parents[1] / "data" / "saved_session_v1" / "run.dtrain"
 
@@ -20,7 +21,8 @@ SAVED = Path(__file__).parents[1] / "data" / "saved_session_v1" / "run.dtrain"
 def assert_only_looks(view: LiveView) -> None:
     """It shows how it ended, a moment of the past, and how it ended again."""
     assert view.phase() == "SUCCEEDED" and view.step() == 30
-    assert view.frame.get_by_role("button", name="Resume").count() == 0
+    for act in ("Resume", "Notify me"):
+        assert view.frame.get_by_role("button", name=act).count() == 0
     slider = view.frame.get_by_label("moment that is shown")
     slider.fill("2.5")
     view.frame.get_by_text("As it stood 2.5 s after the start").wait_for(timeout=20_000)
@@ -54,6 +56,35 @@ def test_a_shell_shows_it_without_a_pool(browser: Browser, tmp_path: Path) -> No
         process.send_signal(signal.SIGINT)
         assert process.wait(20) == 0
         assert errors == [] and reader.foreign == []
+    finally:
+        process.kill()
+        process.communicate()
+        reader.close()
+    assert list(tmp_path.glob("pools")) == []
+
+
+def test_saved_sessions_beside_each_other(browser: Browser, tmp_path: Path) -> None:
+    env = {**os.environ, "DTRAIN_HOME": str(tmp_path)}
+    files = [str(SAVED), str(SAVED.parents[1] / "saved_session_v2" / "run.dtrain") + ":trial-1"]
+    argv = [sys.executable, "-m", "workbench", "compare", *files, "--open", "--json"]
+    process = subprocess.Popen(argv, env=env, stdout=subprocess.PIPE, text=True)
+    reader = Reader(browser)
+    try:
+        assert process.stdout is not None
+        told = json.loads("".join(iter(process.stdout.readline, "}\n")) + "}")
+        assert told["read_only"]
+        reader.open(told["url"].replace("?", "?theme=dark&"))
+        reader.page.get_by_role("heading", name="How they went").wait_for(timeout=20_000)
+        reader.shot("saved-compare-dark")
+        assert violations(reader.page) == []
+        reader.page.get_by_role("link", name="trial-1").first.click()
+        reader.page.get_by_text("SUCCEEDED").first.wait_for(timeout=20_000)
+        errors = reader.errors.copy()
+        process.send_signal(signal.SIGINT)
+        assert process.wait(20) == 0
+        assert errors == [] and reader.foreign == []
+        socket = socket_path(tmp_path)
+        wait_for(lambda: not socket.exists(), "the server ends with its guest", 60)
     finally:
         process.kill()
         process.communicate()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,7 +23,7 @@ from workbench.errors import CheckpointCorruptError, CheckpointNotFoundError, Sa
 from workbench.events import CellSent, OriginRecorded
 from workbench.feed import PoolStatus, WorkerStatus
 from workbench.origin import Origin, Source
-from workbench.saved.beginning import NEWEST, problem_of
+from workbench.saved.beginning import KEPT, NEWEST, PREFIX, problem_of, sweep
 from workbench.saved.plan import Changes, Plan, is_inside
 from workbench.saved.rerun import demand, other_hardware, placed, prepare, rerun
 from workbench.saved.session import load_session
@@ -270,6 +272,18 @@ def test_an_included_checkpoint_is_put_into_the_home(checkpoints: Path, dtrain_h
         (where / ".metadata").write_bytes(b"edited")
         assert plan.beginning.place(session.archive) == str(where) and problem_of(where) == "", "put there anew"
         assert not list(where.glob(".*.*")), "no temporary file is left"
+        for folder in (old := dtrain_home / "reruns" / f"{PREFIX}0123", code := dtrain_home / "reruns" / "4567"):
+            folder.mkdir()
+            (folder / "file").touch()
+            os.utime(folder, (0, time.time() - KEPT - 60))
+        os.utime(where.parent, (0, time.time() - KEPT - 60))
+        assert plan.beginning.place(session.archive) == str(where) and problem_of(where) == "", (
+            "it goes, and comes again"
+        )
+        assert not old.exists() and code.exists()
+        os.utime(where.parent, (0, time.time() - KEPT + 60))
+        sweep(dtrain_home / "reruns", time.time() - KEPT)
+        assert problem_of(where) == ""
 
 
 def test_an_included_checkpoint_stays_in_the_home_whatever_the_file_calls_it(

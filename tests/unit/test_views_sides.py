@@ -124,9 +124,9 @@ def test_the_curves_as_a_table_lie_on_one_axis() -> None:
 
 def test_a_notebook_keeps_the_tables_and_finds_the_page() -> None:
     sides = [side("a", update()), side("<b>", launched(args=("--lr", "0.3")))]
-    page = snapshot_sides_html(sides, is_live=True)
-    assert 'data-dtrain-page="compare?id=digits-12ab&amp;id=digits-12ab"' in page and "<b>" not in page
-    assert "--lr 0.3" in page and "<script>" in page and "<script>" not in snapshot_sides_html(sides, is_live=False)
+    page = snapshot_sides_html(sides, ["run.dtrain-0123456789ab:job-a", "job-b"])
+    assert 'data-dtrain-page="compare?id=run.dtrain-0123456789ab%3Ajob-a&amp;id=job-b"' in page and "<b>" not in page
+    assert "--lr 0.3" in page and "<script>" in page and "<script>" not in snapshot_sides_html(sides)
     assert len(page) < 50_000
 
 

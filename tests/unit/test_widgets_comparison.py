@@ -8,7 +8,7 @@ from test_views_job import NOW, update
 from test_views_sides import launched, side
 from test_widgets_dashboard import FakeSource
 from test_widgets_panels import listed
-from workbench_widgets.comparison import Comparison
+from workbench_widgets.comparison import Comparison, names_of
 from workbench_widgets.overview import Listing
 from workbench_widgets.panels.jobs import Jobs, picked
 from workbench_widgets.source import Picture
@@ -50,6 +50,17 @@ def test_the_jobs_are_laid_over_each_other_and_what_is_unknown_is_told() -> None
     assert len(set(styles)) == MOST
     assert "there is no job &lt;job-c&gt;" in page.head() and "job?id=job-a&amp;theme=dark" in page.head()
     assert "--lr 0.3" in page.page.roots["tables"].markup
+
+
+def test_jobs_of_saved_sessions_are_told_apart_by_their_files() -> None:
+    key = "0123456789ab"
+    assert names_of([f"a.dtrain-{key}:trial", f"b-2.dtrain-{key}:trial", f"a.dtrain-{key}:other", "live-1"]) == [
+        "trial of a.dtrain", "trial of b-2.dtrain", "other", "live-1",
+    ]  # fmt: skip
+    assert names_of([f"a.dtrain-{key}:trial", f"a.dtrain-f{key[1:]}:trial"]) == [
+        "trial of a.dtrain", "trial of a.dtrain (2)",
+    ]  # fmt: skip
+    assert names_of(["trial", f"a.dtrain-{key}:trial"]) == ["trial", "trial of a.dtrain"]
 
 
 def test_the_reader_chooses_the_axis_and_the_address_follows() -> None:

@@ -44,13 +44,14 @@ class Comparison:
     ) -> None:
         self._sources, self._theme, self._by = sources[:MOST], theme, by
         self._is_zoomed = False
+        self._names = names_of([source.job_id for source in self._sources])
         self._axis = TimeAxis(known_theme(theme), self._zoomed)
         self._head, self._tables = Head(self._choose, self._show_all), Tables()
         self._curves = [Curves(measure, known_theme(theme), self._axis) for measure in Measure]
         self.pacer = Pacer(self.draw, later, now)
         self.frame = Frame(self.pacer.shown, self._paint)
         self._exports = Exports(
-            "-".join(source.job_id for source in self._sources), tuple(m.value for m in Measure), self.frame.send
+            "-".join(self._names).replace(" of ", "-"), tuple(m.value for m in Measure), self.frame.send
         )
         self._ends = [source.subscribe(lambda: later(0.0, self.pacer.want)) for source in self._sources]
         self._set_axis()
@@ -65,7 +66,7 @@ class Comparison:
 
     def draw(self) -> None:
         """Bring all of it up to what the sources say now."""
-        told = [_told(source) for source in self._sources]
+        told = [_told(source, name) for source, name in zip(self._sources, self._names, strict=True)]
         sides = [(place, one.side) for place, one in enumerate(told) if one.side is not None]
         with pn.io.hold():
             self._head.update(told, self._by, self._theme, is_zoomed=self._is_zoomed)
@@ -119,10 +120,20 @@ class Comparison:
             self.pacer.want()
 
 
-def _told(source: Source) -> Told:
+def names_of(ids: Sequence[str]) -> list[str]:
+    """What to call jobs; of saved sessions (`KEY:JOB`) with the file's name where the job's alone is not enough."""
+    split = [one.partition(":")[::2] if ":" in one else ("", one) for one in ids]
+    known = [job for _, job in split]
+    files = {key: key.rpartition("-")[0] for key, _ in split}  # a key is the file's name and a digest
+    names = [f"{job} of {files[key]}" if key and known.count(job) > 1 else job for key, job in split]
+    again = [names[:place].count(name) + 1 for place, name in enumerate(names)]
+    return [f"{name} ({k})" if k > 1 else name for name, k in zip(names, again, strict=True)]
+
+
+def _told(source: Source, name: str) -> Told:
     picture = source.picture
-    side = None if picture.view is None else Side(source.job_id, picture.view, picture.more)
-    return Told(source.job_id, side, picture.notice)
+    side = None if picture.view is None else Side(name, picture.view, picture.more)
+    return Told(source.job_id, name, side, picture.notice)
 
 
 def _end(sides: Sequence[Side], by: By) -> float:

@@ -109,7 +109,7 @@ class Dashboard:
             self._header.update(picture)
             self._controls.update(now.view)  # what is done is done now, whatever is looked at
             if now.view is not None and picture.view is not None:
-                self._notices.update(now.view)
+                self._notices.update(now.view, is_over=now.is_saved)
                 self._period.update(length_of(now.view), runs=now.view.ended_at is None)
                 self._go_back(now.view)
                 if self._period.paused_at is None:

@@ -55,7 +55,9 @@ class Notices:
     def __init__(self) -> None:
         self.root = Bell(name="notices", stylesheets=[PANEL])  # type: ignore[no-untyped-call]
 
-    def update(self, view: JobView) -> None:
+    def update(self, view: JobView, *, is_over: bool = False) -> None:
+        """`is_over`: nothing will happen any more."""
+        self.root.visible = not is_over
         self.root.news = json.dumps(news_of(view))
 
 

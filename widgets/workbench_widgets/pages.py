@@ -12,7 +12,7 @@ from tornado.ioloop import IOLoop
 from workbench import Job, __version__
 from workbench.views.sides import MOST, By
 from workbench_widgets import page
-from workbench_widgets.comparison import Comparison
+from workbench_widgets.comparison import Comparison, names_of
 from workbench_widgets.dashboard import Dashboard, Later
 from workbench_widgets.follower import Followers
 from workbench_widgets.gate import RIGHTS
@@ -91,7 +91,9 @@ class Pages:
     def _compare_page(self, doc: Any) -> None:
         arguments = doc.session_context.request.arguments
         ids, theme = page.values(arguments, "id"), page.argument(arguments, "theme")
-        _prepare(doc, f"{' and '.join(ids) or 'no job'} · dtrain", page.COMPARE_BODY, theme)
+        files = {file_of(one) for one in ids}
+        file = files.pop() if len(files) == 1 else ""  # of several, or of pools too, there is no one list
+        _prepare(doc, f"{' and '.join(names_of(ids)) or 'no job'} · dtrain", page.COMPARE_BODY, theme, file)
         by = next((one for one in By if one.value == page.argument(arguments, "by")), By.STEP)
         sources = [self._followers.get(job_id) for job_id in ids[:MOST]]
         comparison = Comparison(sources, theme, later_on(doc), by=by)

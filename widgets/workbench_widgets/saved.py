@@ -24,7 +24,7 @@ from workbench import Job, Session, WorkbenchError, load_session
 from workbench_widgets.gatekeeper import Local
 from workbench_widgets.pools import Pools
 
-MOST: Final = 4  # files that are open at once; the one that was asked for longest ago is closed
+MOST: Final = 8  # files that are open at once, more than a page compares; the one asked for longest ago is closed
 GRACE: Final = 60.0  # s in which the first guest comes
 STEM: Final = 40  # characters of a file's name that are in its key
 NOT_OPEN: Final = "this saved session is not open here"

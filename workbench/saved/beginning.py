@@ -1,10 +1,14 @@
 """What a rerun begins from when not from the start: a checkpoint of the saved job that is, byte for byte, what it was.
 
-It lies where it was saved, or in the session's file, from where it is put into this DTRAIN_HOME.
+It lies where it was saved, or in the session's file, from where it is put into this DTRAIN_HOME. There it stays for a
+week after it was last begun from.
 """
 
 from __future__ import annotations
 
+import os
+import shutil
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -18,6 +22,8 @@ from workbench.store.saved.archive import Archive
 from workbench.training import catalogue, manifest
 
 NEWEST: Final = -1  # in place of a step
+KEPT: Final = 7 * 86_400.0  # s that what was unpacked stays after its last use
+PREFIX: Final = "checkpoint-"
 
 
 @dataclass(frozen=True)
@@ -31,13 +37,23 @@ class Beginning:
 
     def place(self, archive: Archive) -> str:
         """Its folder, once it is there and whole. Raises `SavedFileError` when it is not what was saved."""
-        if self.names and problem_of(self.path, self.digest):
-            private_dir(self.path)
-            for name in self.names:
-                archive.copy(name, self.path / name.rpartition("/")[2])
+        if self.names:
+            sweep(self.path.parents[1], time.time() - KEPT)
+            if problem_of(self.path, self.digest):
+                private_dir(self.path)
+                for name in self.names:
+                    archive.copy(name, self.path / name.rpartition("/")[2])
+            os.utime(self.path.parent)
         if problem := problem_of(self.path, self.digest):
             raise SavedFileError(f"the checkpoint of step {self.step} cannot be used: {problem}")
         return str(self.path)
+
+
+def sweep(root: Path, before: float) -> None:
+    """Remove what was last used earlier than `before` (epoch s): it is in its session's file still."""
+    for folder in root.glob(f"{PREFIX}*"):
+        if folder.stat().st_mtime < before:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def problem_of(path: Path, digest: str = "") -> str:
@@ -80,7 +96,7 @@ def _usable(job: SavedJob, one: Checkpoint) -> tuple[Beginning | None, str]:
     prefix = f"checkpoints/{job.job_id}/{one.step}/"
     if names := tuple(name for name in archive.document.files if name.startswith(prefix)):
         known_by = digest_of(f"{job.job_id}\0{one.digest}".encode())[:16]  # a digest from a file may be any text
-        folder = home_dir() / "reruns" / f"checkpoint-{known_by}" / f"step-{one.step:08d}"
+        folder = home_dir() / "reruns" / f"{PREFIX}{known_by}" / f"step-{one.step:08d}"
         return Beginning(one.step, folder, names, one.digest), ""
     path = Path(one.path).expanduser()
     if not path.is_dir():

@@ -84,18 +84,38 @@ def compare(context: Context, args: Arguments) -> Outcome:
 
 
 def _opened(context: Context, args: Arguments, found: list[list[Job]]) -> Outcome:
-    """Its page in a browser."""
-    from workbench.saved.session import SavedJob
-    from workbench.verbs.dashboard import open_page
+    """Its page in a browser; where saved sessions are on it, as long as this process lives."""
+    from workbench.verbs.dashboard import demand_pages, open_page
+    from workbench.views.sides import MOST
 
     jobs = [job for group in found for job in group]
-    if context.target(args)[0] or any(isinstance(job, SavedJob) for job in jobs):
+    if context.target(args)[0] and not all(job.is_saved for job in jobs):
         raise UsageError("the pages show jobs of the pools of this machine", hint="leave out --open")
-    return open_page(args, *(job.job_id for job in jobs))
+    if len(jobs) > MOST:
+        raise UsageError(f"{len(jobs)} jobs", hint=f"a page has room for {MOST}: name them with FILE:JOB")
+    demand_pages()
+    return open_page(args, *_addresses(jobs, start=True), is_guest=any(job.is_saved for job in jobs),
+                     read_only=all(job.is_saved for job in jobs))  # fmt: skip
+
+
+def _addresses(jobs: list[Job], *, start: bool) -> list[str]:
+    """How the live pages call these jobs; `start`: have them serve saved sessions. '' for what they cannot show."""
+    from workbench.saved.session import SavedJob, show_live
+
+    keys: dict[Path, str] = {}
+
+    def address(job: Job) -> str:
+        if not isinstance(job, SavedJob):
+            return job.job_id
+        path = job.session.archive.path
+        if path not in keys:
+            keys[path] = show_live(path, start=start)
+        return f"{keys[path]}:{job.job_id}" if keys[path] else ""
+
+    return [address(job) for job in jobs]
 
 
 def _html(context: Context, args: Arguments, jobs: list[Job]) -> str:
-    from workbench.saved.session import SavedJob
     from workbench.views.html import snapshot_sides_html
     from workbench.views.job import ViewBuilder
     from workbench.views.panels import PanelBuilder
@@ -107,8 +127,9 @@ def _html(context: Context, args: Arguments, jobs: list[Job]) -> str:
         builder.add(update)
         panels.add(update)
         sides.append(Side(job.job_id, builder.view(), panels.view()))
-    is_live = context.target(args)[0] is None and not any(isinstance(job, SavedJob) for job in jobs)
-    return snapshot_sides_html(sides, is_live=is_live)
+    ids = _addresses(jobs, start=False)
+    is_live = all(ids) and (context.target(args)[0] is None or all(job.is_saved for job in jobs))
+    return snapshot_sides_html(sides, ids if is_live else ())
 
 
 def report(context: Context, args: Arguments) -> Outcome:

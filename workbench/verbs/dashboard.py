@@ -5,9 +5,11 @@ A notebook's output is kept in its file, so no link is shown there: the page com
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import sys
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
 
 TAB: Final = "workbench_widgets.tab"  # by name: they are above
 PAGES: Final = "workbench_widgets.saved"
+ENDS: Final = "Ctrl-C ends it"
 NEEDED: Final = ("workbench_widgets", "panel")  # what not every install has
 
 
@@ -50,7 +53,7 @@ def _saved(context: Context, args: Arguments, path: Path, job_id: str) -> Outcom
         show_live(path, start=True)
         return Outcome(value=session.attach(job_id) if job_id else session)
     session.close()
-    _demand_pages()
+    demand_pages()
     try:
         server = importlib.import_module(PAGES).Server(path, args.port or 0)
     except OSError as error:
@@ -59,7 +62,7 @@ def _saved(context: Context, args: Arguments, path: Path, job_id: str) -> Outcom
     link = server.tab.link(job_id, read_only=True)
     is_shown = not (args.no_browser or args.json) and _browse(server.tab.link(job_id, read_only=True, once=True))
     return Outcome(
-        text=_told(link, is_shown=is_shown, read_only=True, until="Ctrl-C ends it"),
+        text=_told(link, is_shown=is_shown, read_only=True, until=ENDS),
         document={"url": link, "port": server.tab.port, "read_only": True},
         then=server.run,
     )
@@ -70,21 +73,32 @@ def _refuse_options(args: Arguments) -> None:
         raise UsageError("a notebook shows the page in the cell", hint="links are given in a terminal")
 
 
-def _demand_pages() -> None:
+def demand_pages() -> None:
+    """Raises `UsageError` where they are not installed."""
     if missing := next((name for name in NEEDED if importlib.util.find_spec(name) is None), ""):
         raise UsageError(f"there is no {missing} here", hint="pip install 'dtrain-workbench[dashboard]'")
 
 
-def open_page(args: Arguments, *jobs: str) -> Outcome:
-    """The page of all jobs, of one, or of several beside each other, in a browser as far as there is one."""
-    tab, read_only = _tab(args), bool(getattr(args, "read_only", False))
+def open_page(args: Arguments, *jobs: str, is_guest: bool = False, read_only: bool = False) -> Outcome:
+    """The page of all jobs, of one, or of several beside each other, in a browser as far as there is one.
+
+    `is_guest`: something on it is shown as long as this process lives, so that a shell waits for Ctrl-C.
+    """
+    read_only = read_only or bool(getattr(args, "read_only", False))
+    tab = _tab(args, read_only)
     link = tab.link(*jobs, read_only=read_only)
     is_hidden = getattr(args, "no_browser", False) or args.json
     is_shown = not is_hidden and _browse(tab.link(*jobs, read_only=read_only, once=True))
     return Outcome(
-        text=_told(link, is_shown=is_shown, read_only=read_only),
+        text=_told(link, is_shown=is_shown, read_only=read_only, **({"until": ENDS} if is_guest else {})),
         document={"url": link, "port": tab.port, "read_only": read_only},
+        then=_until_interrupted if is_guest else None,
     )
+
+
+def _until_interrupted() -> None:
+    with contextlib.suppress(KeyboardInterrupt):
+        threading.Event().wait()
 
 
 def _told(link: str, *, is_shown: bool, read_only: bool, until: str = "It is good until dtrain down") -> str:
@@ -93,16 +107,16 @@ def _told(link: str, *, is_shown: bool, read_only: bool, until: str = "It is goo
     return f"{first}\n\n    {link}\n\nThe link is a secret: {what}. {until}."
 
 
-def _tab(args: Arguments) -> Any:
+def _tab(args: Arguments, read_only: bool) -> Any:
     from workbench.pool.local import start_dashboard
     from workbench.store.home import home_dir
 
-    _demand_pages()
+    demand_pages()
     tab = importlib.import_module(TAB)
     start_dashboard()
     port = getattr(args, "port", None)
     try:
-        return tab.open_tab(home_dir(), port or 0, read_only=getattr(args, "read_only", False))
+        return tab.open_tab(home_dir(), port or 0, read_only=read_only)
     except tab.TabError as error:
         hint = "give another --port, or leave it out" if port else f"see {home_dir()}/dashboard/dashboard.log"
         raise PoolError(str(error), hint=hint) from None

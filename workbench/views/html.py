@@ -113,12 +113,11 @@ def snapshot_saved_html(head: str, jobs: Sequence[JobSummary], *, file: str) -> 
     return _live(body, page=f"?{urlencode({'file': file})}", file=file) if file else _view(body)
 
 
-def snapshot_sides_html(sides: Sequence[Side], *, is_live: bool) -> str:
-    """Jobs beside each other, as tables; `is_live`: they turn themselves into the page with their curves."""
+def snapshot_sides_html(sides: Sequence[Side], ids: Sequence[str] = ()) -> str:
+    """Jobs beside each other, as tables; `ids`: as the live page calls them, which the tables then turn into."""
     tables = [table for table in (outcome_table(sides), asked_table(sides)) if table.length]
     body = "".join(table_html(table) for table in tables)
-    page = "compare?" + urlencode([("id", side.view.job_id) for side in sides])
-    return _live(body, page=page) if is_live else _view(body)
+    return _live(body, page="compare?" + urlencode([("id", one) for one in ids])) if ids else _view(body)
 
 
 def snapshot_pool_html(pool: PoolStatus) -> str:

@@ -20,6 +20,7 @@ from workbench.views.table import Column, Table
 from workbench.views.wording import NOTHING, bare_rate, count, number, phase_text, plural, seconds, span
 
 MOST: Final = 6  # jobs
+LEAST: Final = 1e-6  # of a mean: less is the computer's arithmetic
 GAP: Final = 2.5  # widths without a point: the line is broken
 ROWS: Final = 20  # of the curves as a table
 MANY: Final = 12  # packages that are told
@@ -148,7 +149,10 @@ def _table(caption: str, rows: Sequence[tuple[str, Sequence[str]]], sides: Seque
 
 
 def _speed_text(speed: Speed | None) -> str:
-    return NOTHING if speed is None else f"{bare_rate(speed.mean)} ± {bare_rate(speed.error)}"
+    if speed is None:
+        return NOTHING
+    error = speed.error if speed.error > speed.mean * LEAST else 0.0
+    return f"{bare_rate(speed.mean)} ± {bare_rate(error)}"
 
 
 def _against(first: Speed | None, speed: Speed | None, place: int) -> str:

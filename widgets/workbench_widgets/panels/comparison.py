@@ -43,8 +43,9 @@ TOO_FEW: Final = "Give two to six jobs to compare: choose them in the list of al
 
 
 class Told(NamedTuple):
-    """A job that was asked for: its name, and what is known of it, or why nothing is."""
+    """A job that was asked for: its id in addresses, its name, and what is known of it, or why nothing is."""
 
+    job_id: str
     name: str
     side: Side | None
     notice: str = ""
@@ -125,7 +126,7 @@ class Tables:
 
 def head_html(told: Sequence[Told], by: By, theme: str, *, is_zoomed: bool) -> str:
     jobs = "".join(
-        f'<li>{job_swatch(place)}<a href="{job_address(one.name, theme)}">{esc(one.name)}</a>{_wrong(one)}</li>'
+        f'<li>{job_swatch(place)}<a href="{job_address(one.job_id, theme)}">{esc(one.name)}</a>{_wrong(one)}</li>'
         for place, one in enumerate(told)
     )
     options = "".join(

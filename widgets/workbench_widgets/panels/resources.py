@@ -20,6 +20,7 @@ from workbench_widgets.theme import colour
 
 HEIGHT: Final = 130  # px
 EMPTY: Final = '<p class="muted">It appears here a second after the ranks have started.</p>'
+UNKNOWN: Final = '<p class="muted">Its record has none: it ended before what its ranks use was first looked at.</p>'
 
 
 class Measure(NamedTuple):
@@ -87,7 +88,8 @@ class Resources:
             return
         view, moments = self._last
         known = [name for name in MEASURES if any(name in moment.spreads for moment in moments)]
-        self._head.markup = head_html(known, self._measure)
+        nothing = UNKNOWN if view.phase.is_terminal else EMPTY
+        self._head.markup = head_html(known, self._measure) if known else nothing
         self.figure.visible = bool(known)
         self._source.data = points_of(moments, self._measure, view.submitted_at)
 
@@ -104,8 +106,6 @@ def points_of(moments: Usage, name: str, start: float) -> dict[str, Any]:
 
 
 def head_html(known: Sequence[str], chosen: str) -> str:
-    if not known:
-        return EMPTY
     options = "".join(
         f'<option value="{name}"{" selected" if name == chosen else ""}>{MEASURES[name].title}</option>'
         for name in known
