@@ -92,9 +92,13 @@ def ours(folder: Path, ranks: tuple[int, ...], number: int) -> list[Outcome]:
             job.exception(20)
 
 
-def torchrun(folder: Path, ranks: tuple[int, ...], number: int) -> list[Outcome]:
+def torchrun_command(folder: Path, epochs: int, pause: float, restarts: int) -> list[str]:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    command += ["--max-restarts", "9", str(PROGRAM), str(folder), str(EPOCHS), str(PAUSE)]
+    return [*command, "--max-restarts", str(restarts), str(PROGRAM), str(folder), str(epochs), str(pause)]
+
+
+def torchrun(folder: Path, ranks: tuple[int, ...], number: int) -> list[Outcome]:
+    command = torchrun_command(folder, EPOCHS, PAUSE, restarts=9)
     environ = {**os.environ, "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "OMP_NUM_THREADS": "1"}
     with subprocess.Popen(command, env=environ, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
         try:

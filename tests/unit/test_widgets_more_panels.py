@@ -144,6 +144,7 @@ def test_the_learning_rate_stands_below_the_loss() -> None:
     panel.update(view_of(update(buckets=tuple(replace(b, learning_rate=1e-3 / (b.start - 1049)) for b in history()))))
     assert panel.rates.visible and panel._rate.data_source.data["y"][:2] == pytest.approx([1e-3, 5e-4])
     assert "0.0001 now, 0.001 at most" in panel._rate_head.markup
+    assert (panel.rates.y_range.start, panel.rates.y_range.end) == (0.0, pytest.approx(1.1e-3)), "a constant one too"
     assert "learning rate" in Reader(panel._table.markup).text and "0.0001" in panel._table.markup
 
 

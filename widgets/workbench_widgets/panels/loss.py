@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import panel as pn
-from bokeh.models import BasicTickFormatter, ColumnDataSource, DataRange1d
+from bokeh.models import BasicTickFormatter, ColumnDataSource, DataRange1d, Range1d
 
 from workbench.views.job import JobView
 from workbench.views.series import RankPoint, SeriesPoint
@@ -79,7 +79,7 @@ class Loss:
     def _chart_of_rates(self, axis: TimeAxis, theme: str) -> Any:
         tips = [("learning rate", "@y{%.4g}"), ("step", "@step{0,0}"), ("after", "@x{00:00:00}")]
         made = axis.chart(
-            "learning rate over time", height=RATE_HEIGHT, tips=tips, y_range=DataRange1d(),
+            "learning rate over time", height=RATE_HEIGHT, tips=tips, y_range=Range1d(start=0.0, end=1.0),
             formatters={"@y": "printf"},
         )  # fmt: skip
         made.yaxis.formatter = BasicTickFormatter(precision=2)
@@ -111,6 +111,7 @@ class Loss:
         rates = rates_of(view.series, view.submitted_at)
         self.rates.visible = bool(rates["x"])
         self._rate.data_source.data = rates
+        self.rates.y_range.end = 1.1 * max(rates["y"], default=0.0) or 1.0  # a constant rate is no chart of rounding
         self._rate_head.markup = rates_html(rates["y"])
         self._head.markup = head_html(view, raw, self._weight, by_rank=self._by_rank)
         self._table.markup = as_table_html(points, soft, dict(zip(rates["x"], rates["y"], strict=True)))
