@@ -1,11 +1,13 @@
 """From the death of a rank to the first new step of the full world on 2 ranks: beside torchrun in one run.
 
 torchrun runs with TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1, without which its own restart mostly fails on gloo. The bar:
-a tenth of its time; at most 1 step lost with the memory tier.
+a tenth of its time; at most 1 step lost with the memory tier. Where torchft is installed, half of what its survivor
+waits too, with the heartbeat's timeout at 1 s; its step is then one of the ranks that are left.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import signal
 import statistics
@@ -17,6 +19,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 PROGRAM = Path(__file__).parent / "programs" / "recover.py"
+SURVIVOR = PROGRAM.with_name("survive.py")
 ROUNDS = int(os.environ.get("BENCH_ROUNDS", "3"))
 EPOCHS, PAUSE = 1000, 0.02
 FAULTS: dict[str, tuple[tuple[int, ...], int]] = {
@@ -108,6 +111,65 @@ def torchrun(folder: Path, ranks: tuple[int, ...], number: int) -> list[Outcome]
             process.wait(60)
 
 
+def torchft(folder: Path) -> list[tuple[float | None, float | None]]:
+    """Of each kill of rank 1: until the survivor's next step, and until both take one together."""
+    from torchft.coordination import LighthouseServer
+
+    lighthouse = LighthouseServer(
+        bind="127.0.0.1:0", min_replicas=1, join_timeout_ms=200, quorum_tick_ms=100, heartbeat_timeout_ms=1000
+    )
+    environ = {**os.environ, "TORCHFT_LIGHTHOUSE": lighthouse.address(), "OMP_NUM_THREADS": "1"}
+
+    def start(rank: int, restart: int) -> subprocess.Popen[bytes]:
+        command = [sys.executable, str(SURVIVOR), str(folder), str(rank), str(restart), str(PAUSE)]
+        return subprocess.Popen(command, env=environ, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+    processes, found = [start(0, 0), start(1, 0)], []
+    try:
+        for number in range(ROUNDS):
+            if _await_together(folder, time.time(), 60.0) is None:
+                break
+            begun = time.time()
+            processes[1].kill()
+            processes[1].wait()
+            processes[1] = start(1, number + 1)
+            full = _await_together(folder, begun + 0.5, 60.0)  # a step that was under way counts for nothing
+            after = [note.time for note in notes(folder, 0) if note.time > begun and note.data == "1"]
+            found.append((after[0] - begun if after else None, full - begun if full else None))
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+        lighthouse.shutdown()
+    return found
+
+
+def _await_together(folder: Path, since: float, limit: float) -> float | None:
+    """When rank 0 finished the first step after `since` that two ranks took part in."""
+    deadline = time.monotonic() + limit
+    while time.monotonic() < deadline:
+        if together := [note.time for note in notes(folder, 0) if note.time > since and note.data == "2"]:
+            return together[0]
+        time.sleep(0.01)
+    return None
+
+
+def beside_torchft(folder: Path, ours_: list[Outcome]) -> list[tuple[str, str, str]]:
+    if importlib.util.find_spec("torchft") is None:
+        return [("torchft", "not installed: pip install torchft==0.2.0 to have it beside", "")]
+    found = torchft(folder)
+    pauses = [pause for pause, _ in found if pause is not None]
+    full = [both for _, both in found if both is not None]
+    if not pauses or not full:
+        return [("torchft", f"did not come back in {ROUNDS} kills", "")]
+    pause, mine = statistics.median(pauses), _middle(ours_)
+    told = f"pause {pause:.2f} s, full world {statistics.median(full):.2f} s ({len(pauses)} of {ROUNDS} kills)"
+    return [
+        ("SIGKILL of rank 1: torchft", told, ""),
+        ("SIGKILL of rank 1: ours, full world / its pause", f"{mine / pause:.2f}" if mine else "–", "≤ 0.5"),
+    ]
+
+
 def main() -> list[tuple[str, str, str]]:
     """Rows of (what, measured, bar)."""
     from workbench.session import Session, stop_pool
@@ -124,6 +186,10 @@ def main() -> list[tuple[str, str, str]]:
                     folder.mkdir()
                     found[runner.__name__] = runner(folder, ranks, number)
                 rows += table(what, found)
+                if what == "SIGKILL of rank 1":
+                    folder = Path(root) / "torchft"
+                    folder.mkdir()
+                    rows += beside_torchft(folder, found["ours"])
         finally:
             stop_pool()
     return rows
