@@ -15,7 +15,7 @@ import workbench as wb
 from tests.integration.conftest import await_phase
 from tests.integration.test_cli_real import dtrain
 from tests.unit.test_training_catalogue import save as save_checkpoint
-from workbench.errors import UsageError
+from workbench.errors import UnknownJobError, UsageError
 from workbench.events import OriginRecorded
 from workbench.feed import BeatFrame
 from workbench.requests import ReadFrames
@@ -191,6 +191,28 @@ def test_a_rerun_begins_from_a_saved_checkpoint(session: Session, tmp_path: Path
     assert done.returncode == 0, done.stdout + done.stderr
     again = session.attach(json.loads(done.stdout)[0]["job_id"])
     assert [record.step for record in steps_of(again)[0]] == [13, 14]
+
+
+def test_the_buttons_of_a_saved_job_act_on_the_job_it_is_of(session: Session, tmp_path: Path) -> None:
+    program = tmp_path / "steps.py"
+    program.write_text(STEPS.replace("    loss = model", "    if step == 12 and not Path('fixed').exists():\n"
+                                     "        raise SystemExit(3)\n    loss = model", 1)
+                       .replace("import argparse", "from pathlib import Path\nimport argparse"))  # fmt: skip
+    job = session.launch(program, checkpoint_every=8, seed=3, cwd=str(tmp_path), max_restarts=0)
+    await_phase(job, JobPhase.FAILED)
+    session.save(tmp_path / "run.dtrain", [job])
+    (tmp_path / "fixed").touch()
+    with load_session(tmp_path / "run.dtrain") as saved:
+        kept = saved.attach(job.job_id)
+        panel = kept.panel()
+        panel.buttons["resume"].click()
+        assert "Resume from its newest checkpoint was asked for" in panel.said.value
+        assert kept.live().wait(30) is JobPhase.SUCCEEDED and kept.phase is JobPhase.FAILED
+        with pytest.raises(UsageError, match="only looked at"):
+            kept.cancel()
+    elsewhere = Path(__file__).parents[1] / "data" / "saved_session_v2" / "run.dtrain"
+    with load_session(elsewhere) as saved, pytest.raises(UnknownJobError, match="not in this DTRAIN_HOME"):
+        saved.attach("trial-1").resume()
 
 
 def test_a_program_that_restores_nothing_does_not_begin_from_a_checkpoint(session: Session, tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ from workbench.past import Past
 from workbench.pool import local
 from workbench.session import Job, Session
 from workbench.spec import EntrypointKind
+from workbench.state import JobPhase
 from workbench.store.home import home_dir
 from workbench.store.saved import archive
 from workbench.store.saved.archive import Archive
@@ -122,7 +123,8 @@ class SavedSession(Session):
         if name not in self._answers:
             raise UsageError(
                 f"a saved session is only looked at: there is nothing to {name}",
-                hint=f"run it again with: %dtrain rerun {self.archive.path.name}",
+                hint=f"act on the job where it was saved, with job.live(), or run it again with: "
+                f"%dtrain rerun {self.archive.path.name}",
             )
         answer: T = self._answers[name](body)
         return answer
@@ -258,8 +260,31 @@ class SavedJob(Job):
         html = snapshot_html(view, file=show_live(self.session.archive.path))
         return {"text/plain": render_status(view), "text/html": html}
 
+    def live(self) -> Job:
+        """The same job at its pool, to act on, which is started if need be; while its record is in this DTRAIN_HOME.
+
+        Raises `UnknownJobError` when it is not.
+        """
+        session = Session(pool=self.session.name or "default")
+        try:
+            job = session.attach(self.job_id)
+            if job.state.submitted_at == self.state.submitted_at:  # ids are short: another home has the same ones
+                return job
+        except UnknownJobError:
+            pass
+        session.close()
+        raise UnknownJobError(
+            f"the record of {self.job_id} is not in this DTRAIN_HOME, only what was saved of it",
+            hint=f"run that again with: %dtrain rerun {self.session.archive.path.name}; --from-checkpoint begins there",
+        )
+
+    def resume(self, step: int | None = None, ranks: int | None = None, path: str = "", by: str = "") -> JobPhase:
+        """Have the job go on, as `Job.resume`, where its record still is: see `live`."""
+        return self.live().resume(step, ranks, path, by)
+
     def panel(self) -> Any:
-        raise UsageError("a saved job cannot be acted on", hint="run it again with: %dtrain rerun FILE")
+        """Buttons for the job as it is now, where its record still is: see `live`."""
+        return self.live().panel()
 
     def _demand_end(self) -> None:
         if not self.phase.is_terminal:
