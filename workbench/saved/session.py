@@ -29,7 +29,7 @@ from workbench.pool import local
 from workbench.session import Job, Session
 from workbench.spec import EntrypointKind
 from workbench.state import JobPhase
-from workbench.store.home import home_dir
+from workbench.store.home import home_dir, job_path
 from workbench.store.saved import archive
 from workbench.store.saved.archive import Archive
 from workbench.store.saved.document import Document
@@ -265,14 +265,12 @@ class SavedJob(Job):
 
         Raises `UnknownJobError` when it is not.
         """
-        session = Session(pool=self.session.name or "default")
-        try:
+        if job_path(self.job_id).exists():
+            session = Session(pool=self.session.name or "default")
             job = session.attach(self.job_id)
             if job.state.submitted_at == self.state.submitted_at:  # ids are short: another home has the same ones
                 return job
-        except UnknownJobError:
-            pass
-        session.close()
+            session.close()
         raise UnknownJobError(
             f"the record of {self.job_id} is not in this DTRAIN_HOME, only what was saved of it",
             hint=f"run that again with: %dtrain rerun {self.session.archive.path.name}; --from-checkpoint begins there",
