@@ -25,7 +25,7 @@ test: $(STAMP) ## lint, type check and all tests; what they need of Debian (Chro
 	@$(BIN)/python -m pytest $(PYTEST_ARGS)
 
 lab: $(STAMP) ## open JupyterLab on notebooks/
-	@$(BIN)/jupyter lab --ServerApp.root_dir=notebooks
+	@$(BIN)/jupyter lab --ServerApp.root_dir=notebooks $(if $(filter 0,$(shell id -u)),--allow-root)
 
 screenshots: $(STAMP) ## make pictures of all panels in all states in screenshots/ (about 5 minutes)
 	@$(BIN)/python tests/browser/screenshots.py

@@ -17,11 +17,12 @@ from agent_host import WORKER, AgentHost, agent_host, kill, start_ranks
 from conftest import await_phase
 from msgspec.structs import replace
 
+from tests.waiting import until
 from workbench.commands import StartStore
-from workbench.events import CheckpointSaved, RunResumed, StoreStarted
+from workbench.events import CheckpointSaved, FaultHappened, RunResumed, StallDetected, StoreStarted
 from workbench.session import Job, Session
 from workbench.spec import JobSpec
-from workbench.state import CheckpointTier, JobPhase
+from workbench.state import CheckpointTier, JobPhase, StallKind
 
 STEPS = 24
 TRAIN = """
@@ -190,6 +191,28 @@ def test_the_steps_of_a_run_go_on_from_memory(session: Session, tmp_path: Path) 
             lived[line["step"]] = line["data"]
         assert lived == {line["step"]: line["data"] for line in told(tmp_path / "plain", rank)}
     await_held(session, 0)
+
+
+def test_a_skipped_reduce_is_named_and_no_copy_from_then_on_is_gone_on_from(session: Session, tmp_path: Path) -> None:
+    """The rank's next reduce meets the one that it left out, of the other, and both compute nonsense until they are
+    compared.
+    """
+    slow = RUN.replace("epochs=4", "epochs=12").replace("scheduler.step()\n", "scheduler.step(); time.sleep(0.04)\n")
+    slow = slow.replace("import json", "import time; import json", 1)
+    job = launch(session, tmp_path / "skipped", {}, slow)
+    log = tmp_path / "skipped" / "log1"
+    until(lambda: log.exists() and len(told(tmp_path / "skipped", 1)) > 20, "steps")
+    job.inject("skip", 1)
+    await_phase(job, JobPhase.SUCCEEDED)
+    plain = launch(session, tmp_path / "plain", {}, slow)
+    await_phase(plain, JobPhase.SUCCEEDED)
+    (stall,) = [event.stall for event in job.events() if isinstance(event, StallDetected)]
+    assert (stall.kind, stall.ranks) == (StallKind.ABSENT, (1,)) and "rank 1 skipped a collective" in stall.reason
+    (skipped,) = [event for event in job.events() if isinstance(event, FaultHappened)]
+    (resumed,) = [event for event in job.events() if isinstance(event, RunResumed)]
+    assert resumed.tier is CheckpointTier.MEMORY and skipped.step - 2 <= resumed.step <= skipped.step
+    for one, other in zip(final(tmp_path / "skipped"), final(tmp_path / "plain"), strict=True):
+        assert torch.equal(one, other)
 
 
 # --- one agent, without a pool ----------------------------------------------------------------------------------------

@@ -150,6 +150,20 @@ def test_two_groups_that_wait_for_each_other() -> None:
     assert "each waits for the other" in verdict.reason
 
 
+def test_who_is_compared_already_has_skipped_a_collective_of_those_who_still_reduce() -> None:
+    checking = "main\n    agree (workbench/training/consistency/room.py:9)\n    main (train.py:4)"
+    ranks = [
+        rank(0, group(AR, AR, name="1"), group(name="2", done=0)),
+        rank(1, group(AR, name="1", done=1), group(AR, name="2"), stack=checking),
+    ]
+    verdict = found(*ranks)
+    assert (verdict.kind, verdict.culprits) == (StallKind.ABSENT, (1,))
+    assert verdict.reason.startswith("rank 1 skipped a collective since replicas were last compared")
+    assert "rank 0 waits in all_reduce[8 float32] (collective 2 of" in verdict.reason and verdict.seq == 2
+    both = [ranks[0], rank(1, group(AR, name="1", done=1), group(AR, name="2"))]
+    assert found(*both).kind is StallKind.DEADLOCK, "of the program's own groups"
+
+
 def test_alone() -> None:
     verdict = found(rank(0, activity="DATA"))
     assert (verdict.kind, verdict.culprits) == (StallKind.DATA, (0,))

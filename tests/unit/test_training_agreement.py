@@ -33,6 +33,17 @@ def test_the_newest_step_that_all_have() -> None:
     )
 
 
+def test_copies_of_ranks_that_differed_are_not_gone_on_from() -> None:
+    def marked(step: int, *marks: int) -> list[Copy]:
+        return [copy._replace(mark=mark) for copy, mark in zip(pair(step), marks, strict=True)]
+
+    choice, reason = choose([*marked(40, 7, 7), *marked(41, 7, 8)], ONE_HOST)
+    assert choice is not None and choice.step == 40
+    assert "step 41 cannot be taken from memory: the ranks' parameters were no longer the same" in reason
+    choice, _ = choose([*marked(40, 7, 7), *marked(41, 7, 0)], ONE_HOST)
+    assert choice is not None and choice.step == 41, "one of them does not know"
+
+
 @pytest.mark.parametrize(("disk", "is_memory"), [(-1, True), (39, True), (40, True), (41, False)])
 def test_the_newer_of_memory_and_disk(disk: int, is_memory: bool) -> None:
     choice, reason = choose(pair(40), ONE_HOST, disk)

@@ -203,6 +203,19 @@ def test_two_slots_hold_the_last_two_steps(slots: Slots, keeper: Keeper) -> None
     assert_same(newest.value(), state(5))
 
 
+def test_the_copy_that_is_sure_stays_in_place_of_the_newest(slots: Slots, keeper: Keeper) -> None:
+    first = written(slots, 1)
+    written(slots, 2)
+    for step in (3, 4, 5):
+        slots.write(step, state(step), Kind.WHOLE, sure=first, mark=9)
+        assert steps(keeper) == [1, step]
+    newest = slots.newest()
+    assert newest is not None and newest.header is not None and newest.header.mark == 9
+    of_others = written(Slots(WHO, lambda number, fd: None, lambda: 2**30), 9)
+    slots.write(6, state(6), Kind.WHOLE, sure=of_others)
+    assert steps(keeper) == [5, 6], "what is no slot of these is nothing to keep"
+
+
 def test_a_crash_in_the_middle_of_a_copy_keeps_the_one_before(slots: Slots, keeper: Keeper) -> None:
     for step in (1, 2):
         written(slots, step)

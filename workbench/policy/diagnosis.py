@@ -32,6 +32,7 @@ from workbench.policy.waits import (
 from workbench.state import Stall, StallKind
 
 JOINING: Final = ("init_process_group", "new_group", "split_group")
+CHECK: Final = "training/consistency/room.py"  # in the stack of a rank that is compared with the others
 BUSY: Final = 25.0  # percent of a core, which it may share
 EXCUSES: Final = (  # what a rank may take its time for in the middle of a run: frame, what it is, s
     ("/pdb.py:", "it is in a debugger", float("inf")),
@@ -253,6 +254,9 @@ def _crossed(case: Case, waits: Waits) -> Verdict | None:
     for other in held:
         mine, theirs = set(numbers(waits.waiting)), set(numbers(other.waiting))
         if theirs & set(waits.absent) and mine & set(other.absent):
+            for ahead, behind in ((other, waits), (waits, other)):
+                if all(map(_is_compared, ahead.waiting)) and not any(map(_is_compared, behind.waiting)):
+                    return _left_out(ahead, behind)
             both = case.of(mine | theirs)
             return Verdict(
                 kind=StallKind.DEADLOCK,
@@ -264,6 +268,25 @@ def _crossed(case: Case, waits: Waits) -> Verdict | None:
                 evidence=(*waits.evidence, *other.evidence),
             )
     return None
+
+
+def _is_compared(rank: RankEvidence) -> bool:
+    """It is in the check of replicas, which comes when all gradients of a step have been reduced."""
+    return CHECK in rank.stack
+
+
+def _left_out(ahead: Waits, behind: Waits) -> Verdict:
+    """Ranks that are compared already wait for some that still reduce: each of their collectives met a later one."""
+    return Verdict(
+        kind=StallKind.ABSENT,
+        culprits=numbers(ahead.waiting),
+        reason=f"{names(ahead.waiting)} skipped a collective since replicas were last compared, and has reduced with "
+        f"another step's gradients of the others from then on: it has all of this step's, and {names(behind.waiting)} "
+        f"{'waits' if len(behind.waiting) == 1 else 'wait'} in {behind.text}{_in(behind.waiting[0])}",
+        collective=behind.collective,
+        seq=behind.seq,
+        evidence=(*behind.evidence, *ahead.evidence),
+    )
 
 
 def _alone(case: Case) -> Verdict | None:

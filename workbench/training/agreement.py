@@ -3,6 +3,7 @@
 - Never a mix: the copies of one choice are of one generation and one step, and every rank of that generation has one,
   since each keeps what is its own (random states, its place in the data).
 - Never a torn one: only whole copies are told of.
+- Never one of ranks that differed: what is the same on every rank then was not.
 - Never an older one than need be, and none that is older than the newest checkpoint on disk.
 
 What is the same on every rank needs to be there once, in as many parts as that host had ranks; it is sent to the hosts
@@ -33,6 +34,7 @@ class Copy(NamedTuple):
     host: int
     part: int = 0
     parts: int = 1
+    mark: int = 0
 
 
 class Choice(NamedTuple):
@@ -60,7 +62,7 @@ class Place(NamedTuple):
 def describe(header: Header, host: int) -> Copy:
     return Copy(
         header.generation, header.step, header.number, header.rank, header.world_size, header.kind, host, header.part,
-        header.parts,
+        header.parts, header.mark,
     )  # fmt: skip
 
 
@@ -101,6 +103,8 @@ def find_fault(group: Sequence[Copy], place: Place) -> str:
     there = {copy.rank: copy for copy in group}
     if missing := [rank for rank in range(old) if rank not in there]:
         return f"{_ranks(missing)} left no whole copy of it"
+    if len({copy.mark for copy in group if copy.mark}) > 1:
+        return "the ranks' parameters were no longer the same"
     if {copy.kind for copy in group} == {Kind.OWN}:
         return _parts_fault(group, place)
     if not (having := having_state(group)):

@@ -22,13 +22,14 @@ class Store(Protocol):
     def get(self, key: str, /) -> bytes: ...
     def check(self, keys: list[str], /) -> bool: ...
     def delete_key(self, key: str, /) -> bool: ...
+    def add(self, key: str, amount: int, /) -> int: ...
 
 
 class Council:
     """One rank's side."""
 
     def __init__(self, store: Store, rank: int, world_size: int) -> None:
-        self._store, self.rank, self.world_size = store, rank, world_size
+        self.store, self.rank, self.world_size = store, rank, world_size
 
     def decide(self, name: str, mine: Any, decide: Callable[[list[Any]], Any], timeout: float) -> Any:
         """Every rank brings its own, rank 0 decides from all of them in order, and all get its decision.
@@ -53,22 +54,22 @@ class Council:
         return told
 
     def post(self, name: str, value: Any) -> None:
-        self._store.set(f"{ROOM}/{name}", json.dumps(value))
+        self.store.set(f"{ROOM}/{name}", json.dumps(value))
 
     def forget(self, name: str) -> None:
         """Take back what everybody has had time to fetch, so that the store does not grow with the run."""
-        self._store.delete_key(f"{ROOM}/{name}")
+        self.store.delete_key(f"{ROOM}/{name}")
 
     def has(self, name: str) -> bool:
         """Whether it has been posted."""
-        return self._store.check([f"{ROOM}/{name}"])
+        return self.store.check([f"{ROOM}/{name}"])
 
     def fetch(self, name: str, timeout: float) -> Any:
         """What was or will be posted; waits in Python, where an interrupt ends it."""
         key, end, pause = f"{ROOM}/{name}", time.monotonic() + timeout, FIRST_PAUSE
-        while not self._store.check([key]):
+        while not self.store.check([key]):
             if time.monotonic() > end:
                 raise TimeoutError(f"nobody answered {name!r} within {timeout:.0f} s")
             time.sleep(pause)
             pause = min(2 * pause, LAST_PAUSE)
-        return json.loads(self._store.get(key))
+        return json.loads(self.store.get(key))

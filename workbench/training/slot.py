@@ -21,12 +21,12 @@ import zlib
 from typing import Final, NamedTuple
 
 MAGIC: Final = b"dtrainsn"
-VERSION: Final = 2
+VERSION: Final = 3
 SIZE: Final = 128
 ALIGNMENT: Final = 64
 _COMPLETE_AT: Final = 8
 _COMPLETE: Final = struct.Struct("<Q")
-_HEADER: Final = struct.Struct("<8sQIIQqqqqqQQQIdII")  # magic, complete, version, then `Header`
+_HEADER: Final = struct.Struct("<8sQIIQqqqqqQQQIdIIQ")  # magic, complete, version, then `Header`
 _CRC: Final = struct.Struct("<I")
 _CRC_AT: Final = SIZE - _CRC.size
 
@@ -43,7 +43,8 @@ class Header(NamedTuple):
     """`sequence` counts a rank's copies from 1. `generation` is the restart count of the ranks that took it.
 
     `step` tells copies of a generation apart; `number` is the step by which a checkpoint on disk would be called. Of a
-    state in `parts`, those of one host together are the state.
+    state in `parts`, those of one host together are the state. `mark`: this rank's checksum of what is the same on
+    all, see `confirming`; 0: none.
     """
 
     kind: Kind
@@ -60,6 +61,7 @@ class Header(NamedTuple):
     taken_at: float = 0.0  # epoch s
     part: int = 0
     parts: int = 1
+    mark: int = 0
 
     def commit(self, buffer: memoryview) -> None:
         """Make the copy one to be read; everything else has been written."""

@@ -112,12 +112,22 @@ class Slots:
             self._sequence = max(self._sequence, old.header.sequence)
 
     def write(
-        self, step: int, value: Any, kind: Kind, number: int | None = None, share: Share | None = None
+        self,
+        step: int,
+        value: Any,
+        kind: Kind,
+        number: int | None = None,
+        share: Share | None = None,
+        sure: Slot | None = None,
+        mark: int = 0,
     ) -> Slot | None:
-        """Copy; None when every slot is held or needed. Raises `MemoryError` when there is no room for a first two."""
+        """Copy; None when every slot is held or needed. `sure`: the copy that stays in place of the newest.
+
+        Raises `MemoryError` when there is no room for a first two.
+        """
         share = share or Share()
         packed, who = packing.take_apart(value, share.away), self._who
-        place = self._choose()
+        place = self._choose(sure)
         if place is None:
             return None
         chosen = self.slots.get(place)
@@ -131,7 +141,7 @@ class Slots:
         self._sequence += 1
         number = step if number is None else number
         header = Header(kind, self._sequence, who.generation, step, number, who.rank, who.world_size)
-        chosen.write(packed, header._replace(part=share.part, parts=share.parts))
+        chosen.write(packed, header._replace(part=share.part, parts=share.parts, mark=mark))
         return chosen
 
     @property
@@ -151,10 +161,13 @@ class Slots:
                 return one
         return None
 
-    def _choose(self) -> int | None:
-        """Never the newest copy, never one that is held; the oldest of the others, or a new one."""
-        newest = self.newest()
-        free = {number: one for number, one in self.slots.items() if one is not newest and not one.holders}
+    def _choose(self, sure: Slot | None) -> int | None:
+        """Never the newest copy, or in its place the one that is sure, never one that is held; else the oldest, or a
+        new one.
+        """
+        is_there = sure is not None and sure.header is not None and sure in self.slots.values()
+        kept = sure if is_there else self.newest()
+        free = {number: one for number, one in self.slots.items() if one is not kept and not one.holders}
         if free:
             return min(free, key=lambda number: _sequence(free[number]))
         return next((number for number in range(MOST) if number not in self.slots), None)

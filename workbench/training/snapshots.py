@@ -19,7 +19,6 @@ import os
 import sys
 import threading
 import time
-import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain
@@ -30,6 +29,7 @@ import torch
 from workbench.training import agreement, memory, packing
 from workbench.training.agreement import Need, Plan
 from workbench.training.buddies import FIRST, Buddies
+from workbench.training.confirming import Confirming, mark_of
 from workbench.training.control import Control
 from workbench.training.council import Council
 from workbench.training.line import Line
@@ -58,6 +58,9 @@ class Snapshots:
         self.buddies: Buddies | None = None  # where there are other hosts
         self._lock = threading.Lock()  # the writer to disk is another thread
         self._recall: Recall | None = None
+        self._confirming = Confirming(
+            council.store, who.rank, who.world_size, lambda: mark_of(_models(), who.world_size)
+        )
         self._plan: Plan | None = None
         self._pace = Pace()
         self._mark = 0.0  # since when a step, or its copy, is under way
@@ -172,8 +175,14 @@ class Snapshots:
         kind, share = self._plan.kind, Share()
         if kind is Kind.WHOLE:
             kind, state, share = self._divide(state, shares)
-        if self._slots.write(step, {"state": state, "extras": extras}, kind, number, share) is not None:
+        mark = self._confirming.look() if self._plan.kind is Kind.WHOLE else 0
+        if mark and not self._taken:
+            self._confirming.sure = self._slots.newest()  # what this generation began from
+        sure = self._confirming.sure
+        taken = self._slots.write(step, {"state": state, "extras": extras}, kind, number, share, sure, mark)
+        if taken is not None:
             self._taken += 1
+            self._confirming.took(taken, step, mark)
             if self.buddies is not None:
                 self.buddies.send(step // self.every, step, step if number is None else number, extras)
         if self._taken == SETTLED and self.who.rank == self._host:
@@ -272,18 +281,14 @@ def replica_checksum(world_size: int) -> str:
 
     Ranks whose parameters differ all the same (they are averaged only now and then) are told by it.
     """
+    mark = mark_of(_models(), world_size)
+    return "" if not mark and world_size > 1 else f"{mark:08x}"
+
+
+def _models() -> Sequence[Any]:
     from workbench.training.guard import Guard
 
-    models = Guard.current.models if Guard.current is not None else ()
-    whole = [model for model in models if model.process_group.size() == world_size]
-    if not whole and world_size > 1:
-        return ""
-    checksum = 1
-    for model in whole:
-        for parameter in list(model.parameters())[:32]:
-            sample = parameter.detach().flatten()[:1024].cpu().contiguous().view(torch.uint8)
-            checksum = zlib.crc32(memory.as_view(sample), checksum)
-    return f"{checksum:08x}"
+    return list(Guard.current.models) if Guard.current is not None else []
 
 
 def _connect() -> Any:
