@@ -351,3 +351,24 @@ def _await_output(job, words: str, timeout: float = 20.0) -> None:  # type: igno
     while words not in job.logs():
         assert time.monotonic() < deadline, f"no {words!r} in the output"
         time.sleep(0.05)
+
+
+def test_a_notebook_s_form_launches_on_the_pool(
+    session: Session,
+    script,
+    monkeypatch: pytest.MonkeyPatch,  # type: ignore[no-untyped-def]
+) -> None:
+    path = script(DDP)
+    monkeypatch.chdir(path.parent)
+    form = session.panel()
+    form.fields["script"].value, form.fields["args"].value, form.fields["ranks"].value = path.name, "1", "2"
+    form.button.click()
+    assert "was launched on pool default" in form.said.value
+    form.button.click()
+    assert "launch was done just now" in form.said.value
+    assert form.job.wait(60) is JobPhase.SUCCEEDED
+    assert form.job.logs(rank=1).splitlines()[-1] == "rank 1 of 2 done"
+    assert (form.job.spec.cwd, form.job.spec.args) == (str(path.parent), ("1",))
+    (buttons,) = form._below.children
+    buttons.update()
+    assert form.job.job_id in buttons.head.value

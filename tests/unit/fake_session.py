@@ -222,7 +222,9 @@ class FakeSession:
     """A pool in which the test puts jobs; `launch` remembers what it was given."""
 
     was_started = False
+    is_local = True
     name = "default"
+    address = "tls://s"
 
     def __init__(self, *job_ids: str, running: Iterable[str] = ()) -> None:
         self.clock = Clock()

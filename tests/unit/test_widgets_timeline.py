@@ -17,6 +17,7 @@ from test_widgets_panels import EVIL, Reader
 from test_widgets_theme import contrast
 from workbench_widgets.actions import AGAIN, Once, perform
 from workbench_widgets.controls import Panel
+from workbench_widgets.launch_form import LaunchForm
 from workbench_widgets.panels.checkpoints import EMPTY, Checkpoints, checkpoints_html
 from workbench_widgets.panels.controls import Controls
 from workbench_widgets.panels.timeline import (
@@ -34,6 +35,8 @@ from workbench_widgets.theme import LANE_COLOURS, LANE_HATCHES, THEMES, colour, 
 
 from workbench.errors import CheckpointNotFoundError, UsageError
 from workbench.events import CheckpointRefused, CheckpointSaved, Event, FaultHappened, StragglerDetected
+from workbench.session import Session
+from workbench.session.controls import session_panel
 from workbench.state import Checkpoint, CheckpointTier, JobPhase
 from workbench.views.acts import Act, why_not
 from workbench.views.checkpoints import CheckpointList
@@ -361,6 +364,14 @@ def test_a_job_gives_its_panel_or_says_what_to_install(monkeypatch: pytest.Monke
 
     job = Known(FakeSession("run-1"), "run-1")  # type: ignore[arg-type]
     assert isinstance(job.panel(), Panel)
-    monkeypatch.setattr("workbench.session.job.CONTROLS", "no_such_module_at_all")
+    monkeypatch.setattr("workbench.session.controls.CONTROLS", "no_such_module_at_all")
     with pytest.raises(UsageError, match="there is no no_such_module_at_all here"):
         job.panel()
+
+
+def test_a_session_gives_its_form_or_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    session: Any = FakeSession()
+    assert isinstance(session_panel(session), LaunchForm)
+    monkeypatch.setattr("workbench.session.controls.LAUNCH_FORM", "no_such_module_at_all")
+    with pytest.raises(UsageError, match="there is no no_such_module_at_all here"):
+        Session.panel(session)

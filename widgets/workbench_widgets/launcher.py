@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 from typing import NamedTuple
 
-from workbench import WorkbenchError
+from workbench import Session, WorkbenchError
 from workbench.views.acts import Act
 from workbench.views.launching import Form, launch_options, wrong
 from workbench_widgets.actions import Once
@@ -55,16 +55,24 @@ class Launcher:
         threading.Thread(target=work, name="launch", daemon=True).start()
 
     def _launch(self, form: Form) -> Launched:
-        try:
+        def session() -> Session:
             names = self.names()
             name = form.pool or next((one for one in names if one == "default"), next(iter(names), ""))
             if not name:
                 raise no_pool()
-            session = self._pools.session(name)
-            job = session.launch(form.script.strip(), **launch_options(form))
-            return Launched(f"was launched on pool {name}.", job.job_id)
-        except WorkbenchError as error:
-            return Launched(f"It did not work: {error}")
-        except Exception as error:
-            logger.exception("launch")
-            return Launched(f"It did not work: {type(error).__name__}: {error}")
+            return self._pools.session(name)
+
+        return launched(form, session)
+
+
+def launched(form: Form, session: Callable[[], Session]) -> Launched:
+    """Start what a form that is not wrong asks for. Never raises."""
+    try:
+        pool = session()
+        job = pool.launch(form.script.strip(), **launch_options(form))
+        return Launched(f"was launched on pool {pool.name}.", job.job_id)
+    except WorkbenchError as error:
+        return Launched(f"It did not work: {error}")
+    except Exception as error:
+        logger.exception("launch")
+        return Launched(f"It did not work: {type(error).__name__}: {error}")

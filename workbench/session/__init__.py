@@ -26,6 +26,7 @@ from workbench.policy.replay import STEPS, ReplayReport
 from workbench.pool import local
 from workbench.replays import replay_check
 from workbench.session.cells import CellRun
+from workbench.session.controls import session_panel
 from workbench.session.failed import error_of
 from workbench.session.job import Job
 from workbench.spec import JobSpec, check_spec
@@ -202,6 +203,10 @@ class Session:
     def job_ids(self, prefix: str = "", limit: int = 200) -> list[str]:
         """Ids that begin with `prefix`, newest first."""
         return self.ask("ids", rq.ListIds(prefix=prefix, limit=limit), list[str])
+
+    def panel(self) -> Any:
+        """A form for a notebook (ipywidgets) that launches a script; it shows the `%dtrain` line that does the same."""
+        return session_panel(self)
 
     # --- keeping ---
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import importlib
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
@@ -25,6 +24,7 @@ from workbench.feed import BeatFrame, Bucket, CellStarted, Cursor, Update
 from workbench.policy.replay import STEPS, ReplayReport
 from workbench.replays import replay_check
 from workbench.session.cells import POLL, CellRun, which
+from workbench.session.controls import job_panel
 from workbench.session.failed import error_of
 from workbench.spec import EntrypointKind, JobSpec
 from workbench.state import THE_START, Checkpoint, JobPhase, JobState, RankState
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from workbench.views.job import JobView
     from workbench.views.spans import Timeline
 
-CONTROLS: Final = "workbench_widgets.controls"  # by name: it is above, and needs what not every install has
 T = TypeVar("T")
 
 
@@ -309,13 +308,7 @@ class Job:
 
     def panel(self) -> Any:
         """Buttons for a notebook (ipywidgets): resume, resize, cancel, stacks, interrupt, faults on purpose."""
-        try:
-            module = importlib.import_module(CONTROLS)
-        except ImportError as error:
-            raise UsageError(
-                f"there is no {error.name} here", hint="pip install 'dtrain-workbench[notebook]'"
-            ) from None
-        return module.panel(self)
+        return job_panel(self)
 
     def __repr__(self) -> str:
         return f"<Job {self.job_id}>"

@@ -19,6 +19,15 @@ class Form(NamedTuple):
     ranks: str = ""
     restarts: str = ""
     pool: str = ""
+    address: str = ""  # of a cluster that is not this machine's
+
+
+FIELDS: Final = (  # field, label, what it may look like, what it means
+    ("script", "script", "~/train.py", "the whole path of the script that every rank runs"),
+    ("args", "arguments", "--lr 0.1", "the script's own arguments, as in a shell"),
+    ("ranks", "ranks", "all slots", "how many ranks; empty: one on every slot of the pool"),
+    ("restarts", "restarts", "0", "how often a failed job is started again without getting further"),
+)
 
 
 def wrong(form: Form) -> str:
@@ -27,7 +36,7 @@ def wrong(form: Form) -> str:
     if not script:
         return "give the script that the ranks are to run"
     if not script.startswith(("/", "~")):
-        return "give the script's whole path: this page does not know your notebook's folder"
+        return "give the script's whole path: the pool does not know your notebook's folder"
     for name, value, least in (("ranks", form.ranks, 1), ("restarts", form.restarts, 0)):
         text = value.strip()
         if text and not (text.isascii() and text.isdigit() and least <= int(text[:9]) <= MOST):
@@ -50,6 +59,7 @@ def line_of(form: Form, prefix: str = "%dtrain") -> str:
     words += ["-n", form.ranks.strip()] if form.ranks.strip() else []
     words += ["--max-restarts", form.restarts.strip()] if form.restarts.strip() else []
     words += ["--pool", form.pool] if form.pool else []
+    words += ["--address", form.address] if form.address else []
     words += [form.script.strip(), *shlex.split(form.args)]
     return " ".join(word if word.startswith("~") and " " not in word else shlex.quote(word) for word in words)
 

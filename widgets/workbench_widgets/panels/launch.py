@@ -5,19 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from workbench.views.launching import Form, line_of, wrong
+from workbench.views.launching import FIELDS, Form, line_of, wrong
 from workbench_widgets.launcher import Launched, Launcher
 from workbench_widgets.live import Live
 from workbench_widgets.panels.comparison import job_address
 from workbench_widgets.panels.markup import esc
 from workbench_widgets.style import PANEL
 
-FIELDS: Final = (  # field, label, what it may look like, what it means
-    ("script", "script", "~/train.py", "the whole path of the script that every rank runs"),
-    ("args", "arguments", "--lr 0.1", "the script's own arguments, as in a shell"),
-    ("ranks", "ranks", "all slots", "how many ranks; empty: one on every slot of the pool"),
-    ("restarts", "restarts", "0", "how often a failed job is started again without getting further"),
-)
 NUMBERS: Final = ("ranks", "restarts")
 COPIED: Final = "The line is in the clipboard."
 NOT_COPIED: Final = "The browser does not let this page copy: mark the line, and copy it by keyboard."
