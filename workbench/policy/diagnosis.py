@@ -8,12 +8,13 @@ answers, else its black box); what that rank does instead tells the kind. The ru
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Final, TypeAlias
 
 import msgspec
 
 from workbench.evidence import Entered, RankEvidence
+from workbench.policy.doing import at_line, at_step, child_words, doing_now, instead, main_thread
 from workbench.policy.waits import (
     LISTED,
     Case,
@@ -33,7 +34,6 @@ from workbench.state import Stall, StallKind
 
 JOINING: Final = ("init_process_group", "new_group", "split_group")
 CHECK: Final = "training/consistency/room.py"  # in the stack of a rank that is compared with the others
-BUSY: Final = 25.0  # percent of a core, which it may share
 EXCUSES: Final = (  # what a rank may take its time for in the middle of a run: frame, what it is, s
     ("/pdb.py:", "it is in a debugger", float("inf")),
     ("/bdb.py:", "it is in a debugger", float("inf")),
@@ -92,12 +92,6 @@ def is_excused(case: Case, verdict: Verdict) -> bool:
     return any(waited < seconds for rank in blamed for frame, _, seconds in EXCUSES if frame in main_thread(rank.stack))
 
 
-def main_thread(stack: str) -> str:
-    """The part of py-spy's text that is the main thread's."""
-    _, *threads = f"\n{stack}".split("\nThread ")
-    return next((thread for thread in threads if '"MainThread"' in thread.partition("\n")[0]), stack)
-
-
 _ORDER: Final = (StallKind.DATA, StallKind.BUSY, StallKind.RETURNED, StallKind.ABSENT)
 
 
@@ -112,7 +106,7 @@ def _stopped(case: Case) -> Verdict | None:
     return Verdict(
         kind=StallKind.STOPPED,
         culprits=numbers(stopped),
-        reason=f"{names(stopped)} stopped by a signal (SIGSTOP){_at(stopped[0])}{waits.clause}",
+        reason=f"{names(stopped)} stopped by a signal (SIGSTOP){at_step(stopped[0])}{waits.clause}",
         collective=waits.collective,
         seq=waits.seq,
         evidence=tuple(f"/proc says that process {rank.pid} of rank {rank.rank} is stopped" for rank in stopped),
@@ -132,11 +126,11 @@ def _not_started(case: Case) -> Verdict | None:
     return Verdict(
         kind=StallKind.NOT_STARTED,
         culprits=numbers(away),
-        reason=f"{names(away)} did not join the process group{_in(away[0])}, {names(joining)} "
+        reason=f"{names(away)} did not join the process group{at_line(away[0])}, {names(joining)} "
         f"{'waits' if len(joining) == 1 else 'wait'} in init_process_group",
         collective=JOINING[0],
         seq=joining[0].collective_seq,
-        evidence=(*map(_doing, away),),
+        evidence=(*map(doing_now, away),),
     )
 
 
@@ -224,15 +218,15 @@ def _absent(case: Case) -> Verdict | None:
     crossed = _crossed(case, waits)
     if crossed:
         return crossed
-    kind, doing = _instead(away[0])
+    kind, doing = instead(away[0])
     return Verdict(
         kind=kind,
         culprits=numbers(away),
-        reason=f"{names(away)} did not enter {waits.text}{_at(away[0])}: {doing}{_in(away[0])}"
+        reason=f"{names(away)} did not enter {waits.text}{at_step(away[0])}: {doing}{at_line(away[0])}"
         f"; {names(waits.waiting)} {'waits' if len(waits.waiting) == 1 else 'wait'} in it",
         collective=waits.collective,
         seq=waits.seq,
-        evidence=(*map(_doing, away), *_child_words(away), *waits.evidence),
+        evidence=(*map(doing_now, away), *child_words(away), *waits.evidence),
     )
 
 
@@ -262,7 +256,7 @@ def _crossed(case: Case, waits: Waits) -> Verdict | None:
                 kind=StallKind.DEADLOCK,
                 culprits=numbers(both),
                 reason=f"deadlock of two process groups: {names(waits.waiting)} in {waits.text}, "
-                f"{names(other.waiting)} in {other.text}; each waits for the other{_in(both[0])}",
+                f"{names(other.waiting)} in {other.text}; each waits for the other{at_line(both[0])}",
                 collective=waits.collective,
                 seq=waits.seq,
                 evidence=(*waits.evidence, *other.evidence),
@@ -282,7 +276,7 @@ def _left_out(ahead: Waits, behind: Waits) -> Verdict:
         culprits=numbers(ahead.waiting),
         reason=f"{names(ahead.waiting)} skipped a collective since replicas were last compared, and has reduced with "
         f"another step's gradients of the others from then on: it has all of this step's, and {names(behind.waiting)} "
-        f"{'waits' if len(behind.waiting) == 1 else 'wait'} in {behind.text}{_in(behind.waiting[0])}",
+        f"{'waits' if len(behind.waiting) == 1 else 'wait'} in {behind.text}{at_line(behind.waiting[0])}",
         collective=behind.collective,
         seq=behind.seq,
         evidence=(*behind.evidence, *ahead.evidence),
@@ -298,8 +292,8 @@ def _alone(case: Case) -> Verdict | None:
     mine = [rank for rank in case.ranks if rank not in waiting and not rank.missing] if waiting else old
     if not mine:
         return _waiting_in_a_ring(waiting)
-    kind, doing = min((_instead(rank) for rank in mine), key=lambda found: _ORDER.index(found[0]))
-    mine = [rank for rank in mine if _instead(rank)[0] is kind]
+    kind, doing = min((instead(rank) for rank in mine), key=lambda found: _ORDER.index(found[0]))
+    mine = [rank for rank in mine if instead(rank)[0] is kind]
     if kind is StallKind.ABSENT and not waiting:
         kind = StallKind.UNKNOWN
     theirs = (
@@ -309,9 +303,9 @@ def _alone(case: Case) -> Verdict | None:
     return Verdict(
         kind=kind,
         culprits=numbers(mine),
-        reason=f"{names(mine)} {does} not get on{_at(mine[0])}: {doing}{_in(mine[0])}{theirs}",
+        reason=f"{names(mine)} {does} not get on{at_step(mine[0])}: {doing}{at_line(mine[0])}{theirs}",
         collective=waiting[0].collective if waiting else "",
-        evidence=(*map(_doing, mine), *_child_words(mine)),
+        evidence=(*map(doing_now, mine), *child_words(mine)),
     )
 
 
@@ -324,7 +318,7 @@ def _waiting_in_a_ring(waiting: Sequence[RankEvidence]) -> Verdict:
         culprits=numbers(waiting),
         reason=f"{calls}, which does not end" if is_alone else f"the ranks wait for each other: {calls}",
         collective=waiting[0].collective,
-        evidence=tuple(map(_doing, waiting)),
+        evidence=tuple(map(doing_now, waiting)),
     )
 
 
@@ -344,71 +338,14 @@ def _all_inside(case: Case) -> Verdict | None:
         reason=reason,
         collective=waits.collective,
         seq=waits.seq,
-        evidence=tuple(map(_doing, case.ranks[:LISTED])),
+        evidence=tuple(map(doing_now, case.ranks[:LISTED])),
     )
 
 
 RULES: Final[tuple[Rule, ...]] = (_stopped, _not_started, _mismatch, _absent, _alone, _all_inside)
 
 
-# --- words ------------------------------------------------------------------------------------------------------------
-
-
-def _is_loading(rank: RankEvidence) -> bool:
-    return rank.activity == "DATA" or "torch/utils/data/" in main_thread(rank.stack)
-
-
-def _instead(rank: RankEvidence) -> tuple[StallKind, str]:
-    """What a rank does in place of getting on: the first line that fits."""
-    main = main_thread(rank.stack)
-    has_ended = rank.activity == "EXITING" or "_shutdown (threading.py" in main
-    locked = rank.call.startswith(("wait (threading.py", "acquire (threading.py", "__enter__ (threading.py"))
-    stopped = [child.pid for child in rank.children if child.state in ("T", "t")]
-    table: tuple[tuple[bool, StallKind, str], ...] = (
-        (
-            bool(stopped),
-            StallKind.DATA,
-            f"its loader's worker process {stopped[0]} is stopped by a signal" if stopped else "",
-        ),
-        (_is_loading(rank), StallKind.DATA, "it waits for its data loader"),
-        (has_ended, StallKind.RETURNED, "its program has ended, its process has not"),
-        (rank.answered is False and rank.state == "R", StallKind.BUSY, "it computes and lets no other thread run"),
-        (rank.cpu >= BUSY, StallKind.BUSY, "it computes without getting on"),
-        (rank.state == "D", StallKind.ABSENT, "it waits for a disk or a network file system"),
-        (locked, StallKind.ABSENT, "it waits for a lock"),
-        (rank.activity == "COLLECTIVE", StallKind.ABSENT, f"it is in {rank.collective or 'another collective'}"),
-        (rank.activity == "IDLE", StallKind.RETURNED, "its cell has ended"),
-        (True, StallKind.ABSENT, "it stands" if rank.where else "it is elsewhere"),
-    )
-    return next((kind, text) for fits, kind, text in table if fits)
-
-
-def _doing(rank: RankEvidence) -> str:
-    if rank.missing:
-        return f"rank {rank.rank} cannot be looked at: {rank.missing}"
-    place = f" at {rank.where}" if rank.where else ""
-    calling = f", in {rank.call}" if rank.call else ""
-    silent = "; its line does not answer: something holds the interpreter" if rank.answered is False else ""
-    return f"rank {rank.rank} has stood still for {rank.age:.1f} s{place}{calling}{silent}"
-
-
-def _child_words(ranks: Iterable[RankEvidence]) -> Iterable[str]:
-    for rank in ranks:
-        for child in rank.children[:LISTED]:
-            place = f" at {child.where}" if child.where else ""
-            how = "is stopped" if child.state in ("T", "t") else f"is in state {child.state}{place}"
-            yield f"process {child.pid}, which rank {rank.rank} has started, {how}"
-
-
-def _at(rank: RankEvidence) -> str:
-    return f" at step {rank.step}" if rank.step else ""
-
-
-def _in(rank: RankEvidence) -> str:
-    """Where the rank, or the loader's worker that it waits for, is."""
-    child = next((child.where for child in rank.children if child.where), "") if _is_loading(rank) else ""
-    where = child or rank.where
-    return f" at {where}" if where else ""
+# --- what the others need ---------------------------------------------------------------------------------------------
 
 
 def _line(case: Case, number: int) -> str:
@@ -424,7 +361,7 @@ def where_to_look(verdict: Verdict, ranks: Sequence[RankEvidence]) -> str:
     """The first blamed rank's line: `train.py:41 in load`."""
     blamed = verdict.culprits or verdict.suspects
     first = next((rank for rank in ranks if rank.rank in blamed[:1]), None)
-    return _in(first).removeprefix(" at ") if first is not None else ""
+    return at_line(first).removeprefix(" at ") if first is not None else ""
 
 
 def as_stall(verdict: Verdict, ranks: Sequence[RankEvidence], *, since: float) -> Stall:
