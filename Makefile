@@ -9,6 +9,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PYTEST_ARGS ?=
+# Most tests wait for processes or a browser most of the time. A file's tests share what it starts and stay together; the
+# files stay in their order, so that the long ones come first. No more than two: some tests mind how soon things happen.
+SIDE_BY_SIDE := -n 2 --dist loadfile --no-loadscope-reorder
 
 .PHONY: help demo test lab screenshots bench lint constraints clean
 
@@ -22,7 +25,7 @@ demo: $(STAMP) ## train on 2 ranks, watched in this terminal, in a pool that end
 test: $(STAMP) ## lint, type check and all tests; what they need of Debian (Chromium, nft) is installed if need be
 	@bash .ci/install-tools
 	@$(MAKE) --no-print-directory lint
-	@$(BIN)/python -m pytest $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest $(SIDE_BY_SIDE) $(PYTEST_ARGS)
 
 lab: $(STAMP) ## open JupyterLab on notebooks/
 	@$(BIN)/jupyter lab --ServerApp.root_dir=notebooks $(if $(filter 0,$(shell id -u)),--allow-root)

@@ -6,7 +6,6 @@ import contextlib
 import os
 import shutil
 import signal
-import stat
 import tempfile
 import time
 import uuid
@@ -16,12 +15,13 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests import shared_memory
+
 FOLDER_LIMITS = {"unit": 20, "property": 60, "integration": 60, "chaos": 120, "browser": 120}  # s a test
 # Real processes on a machine that may stand still for seconds: what fails is tried once more, and the summary names it.
 AGAIN = ("integration", "chaos", "browser")
 MARK = "DTRAIN_TEST_RUN"  # in the environment of all that a test starts
-PATIENCE = 15.0  # s that what was stopped may take to be gone
-SHARED_MEMORY = Path("/dev/shm")
+PATIENCE = 15.0  # s that what was stopped, and what it shared, may take to be gone
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -57,10 +57,12 @@ def dtrain_home(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def nothing_is_left(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Fails the last test when a process or a shared memory file of any test is still there after it.
 
+    Each of the processes that run tests side by side has a mark, and so a look, of its own.
+
     Until a test says otherwise DTRAIN_HOME is an empty directory, never the developer's own.
     """
     home, run = tmp_path_factory.mktemp("no-home"), uuid.uuid4().hex
-    shared_before = set(_shared_memory())
+    shared_before = shared_memory.names()
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(MARK, run)
         patch.setenv("DTRAIN_HOME", str(home))
@@ -69,9 +71,9 @@ def nothing_is_left(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     for process in left:
         with contextlib.suppress(psutil.Error):
             process.kill()  # ours: it carries this run's mark
-    files = _unused_shared_memory(shared_before)
+    files = shared_memory.left(shared_before, PATIENCE)
     assert not left, f"still running after the last test: {', '.join(map(_describe, left))}"
-    assert not files, f"left in {SHARED_MEMORY}: {', '.join(files)}"
+    assert not files, f"left in {shared_memory.FOLDER}: {', '.join(files)}"
 
 
 def _await_none(run: str) -> list[psutil.Process]:
@@ -102,24 +104,3 @@ def _describe(process: psutil.Process) -> str:
         return f"{process.pid} ({' '.join(process.cmdline())[:160]})"
     except psutil.Error:
         return str(process.pid)
-
-
-def _shared_memory() -> list[str]:
-    """Names of this user's files there."""
-    found = []
-    for path in SHARED_MEMORY.iterdir() if SHARED_MEMORY.is_dir() else ():
-        with contextlib.suppress(FileNotFoundError):
-            status = path.lstat()
-            if stat.S_ISREG(status.st_mode) and status.st_uid == os.getuid():
-                found.append(path.name)
-    return found
-
-
-def _unused_shared_memory(before: set[str]) -> list[str]:
-    """New files that no living process has mapped: nobody will remove those. What others use meanwhile is theirs."""
-    new = set(_shared_memory()) - before
-    for process in psutil.process_iter() if new else ():
-        with contextlib.suppress(psutil.Error, OSError):
-            maps = Path(f"/proc/{process.pid}/maps").read_text()
-            new = {name for name in new if f"{SHARED_MEMORY}/{name}" not in maps}
-    return sorted(new)

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import shared_memory
 from tests.integration.agent_host import (
     AgentHost,
     agent_host,
@@ -281,7 +282,7 @@ def test_a_rank_that_still_runs_is_not_started_again(host: AgentHost) -> None:
 def test_thirty_launches_leave_nothing(host: AgentHost) -> None:
     host.output("")
     zygote = host.agent.zygote_pids()[0]
-    before, shm = descriptors(), set(Path("/dev/shm").iterdir())
+    before, shm = descriptors(), shared_memory.names()
     zygote_fds = descriptors(zygote)
     for _ in range(15):
         job = host.start(host.spec(FOREVER), ranks=2)
@@ -291,7 +292,7 @@ def test_thirty_launches_leave_nothing(host: AgentHost) -> None:
     while children_of(zygote) or len(descriptors()) > len(before):
         assert time.monotonic() < deadline, (children_of(zygote), descriptors() - before)
         time.sleep(0.02)
-    assert set(Path("/dev/shm").iterdir()) == shm
+    assert shared_memory.left(shm, 3, ours=(os.getpid(), zygote)) == []
     assert descriptors(zygote) == zygote_fds
     assert host.agent.zygote_pids() == (zygote,)
 
