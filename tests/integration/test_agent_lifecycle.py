@@ -6,6 +6,7 @@ import itertools
 import os
 import signal
 import socket
+import statistics
 import subprocess
 import sys
 import textwrap
@@ -111,11 +112,17 @@ def test_sigterm_leaves_the_ranks_workers_to_the_rank(host: AgentHost) -> None:
 
 
 def test_what_a_rank_leaves_in_its_group_is_killed(host: AgentHost) -> None:
-    job = host.start(host.spec("import os, time\nif not os.fork(): time.sleep(1e6)\ntime.sleep(0.2)\nos._exit(3)"))
-    pid = host.started(job)[0].pid
-    time.sleep(0.1)
+    text = """
+        import os, time
+        if not os.fork(): time.sleep(1e6)
+        print("up", flush=True)
+        while not os.path.exists("go"): time.sleep(0.01)
+        os._exit(3)
+    """
+    job, (pid,) = up(host, text)
     children = children_of(pid)
     assert len(children) == 1
+    (host.folder / "go").touch()
     assert host.ended(job)[0].exit_code == 3
     await_gone(children, 1.0)
 
@@ -387,7 +394,7 @@ def test_beats_come_twice_a_second_with_what_the_rank_uses(host: AgentHost) -> N
     host.ended(job)
     beats = host.of(job, RankBeat)
     spacing = [later.time - former.time for former, later in itertools.pairwise(beats[1:])]
-    assert all(0.3 < gap < 1.0 for gap in spacing)
+    assert 0.3 < statistics.median(spacing) < 1.0  # a loaded machine may be late with one, and so early with the next
     assert beats[-1].rss > 50_000_000
     assert beats[-1].cpu > 30  # rank and child, on whatever cores are free
     assert beats[-1].activity == "RUNNING"
