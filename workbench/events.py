@@ -10,10 +10,20 @@ from typing import Final, get_args
 
 import msgspec
 
-from workbench.findings import Finding
+from workbench.findings import Finding, Severity
 from workbench.origin import Origin
 from workbench.spec import JobSpec
-from workbench.state import Checkpoint, CheckpointTier, DataDoubt, Failure, JobPhase, Mismatch, Placement, Stall
+from workbench.state import (
+    Checkpoint,
+    CheckpointTier,
+    DataAbout,
+    DataDoubt,
+    Failure,
+    JobPhase,
+    Mismatch,
+    Placement,
+    Stall,
+)
 
 
 class _Event(msgspec.Struct, frozen=True, kw_only=True, tag=True, tag_field="event", omit_defaults=True):
@@ -215,21 +225,44 @@ class NonFiniteFound(_Event, frozen=True, kw_only=True):
     module: str = ""
 
 
-class GradientMismatched(_Event, frozen=True, kw_only=True):
-    """Replicas differ. `step`: optimizer steps finished when that was seen, just before the next.
+class _Explained(_Event, frozen=True, kw_only=True):
+    """What it most likely comes of is said in `finding`, when the agent hears of it: the same words everywhere.
 
-    `response`: what the ranks do about it, a word of `MismatchPolicy`; "repair" only where it is possible. What it most
-    likely comes of is said by `policy.consistency`, when the agent hears of it: the same words everywhere.
+    Records of earlier versions have it in four fields of their own, which become a finding as they are read.
     """
 
-    restart_count: int
     step: int
-    mismatch: Mismatch
-    response: str = "warn"
-    cause: str = ""  # a few words
+    finding: Finding | None = None
+    cause: str = ""
     sentence: str = ""
     evidence: tuple[str, ...] = ()
     fix: str = ""
+
+    def __post_init__(self) -> None:
+        if self.finding is None and (self.sentence or self.cause):
+            found = Finding(
+                symptom=self.sentence.removeprefix(f"step {self.step}: "), cause=self.cause, advice=self.fix,
+                evidence=self.evidence, severity=self._severity, step=self.step,
+            )  # fmt: skip
+            msgspec.structs.force_setattr(self, "finding", found)
+        for name, none in (("cause", ""), ("sentence", ""), ("evidence", ()), ("fix", "")):
+            msgspec.structs.force_setattr(self, name, none)
+
+    @property
+    def _severity(self) -> Severity:
+        return Severity.ERROR
+
+
+class GradientMismatched(_Explained, frozen=True, kw_only=True):
+    """Replicas differ. `step`: optimizer steps finished when that was seen, just before the next.
+
+    `response`: what the ranks do about it, a word of `MismatchPolicy`; "repair" only where it is possible. The finding
+    is `policy.consistency`'s.
+    """
+
+    restart_count: int
+    mismatch: Mismatch
+    response: str = "warn"
 
 
 class ReplicasRepaired(_Event, frozen=True, kw_only=True):
@@ -254,21 +287,21 @@ class GradientsStoodOut(_Event, frozen=True, kw_only=True):
     finding: Finding
 
 
-class DataDoubted(_Event, frozen=True, kw_only=True):
+class DataDoubted(_Explained, frozen=True, kw_only=True):
     """Something is odd about the data that ranks read; each kind is told once. `step`: optimizer steps finished then.
 
-    What it most likely comes of is said by `policy.data`, when the agent hears of it. `is_certain`: nobody does it on
-    purpose.
+    The finding is `policy.data`'s.
     """
 
     restart_count: int
-    step: int
     doubt: DataDoubt
-    cause: str = ""  # a few words
-    sentence: str = ""
-    evidence: tuple[str, ...] = ()
-    fix: str = ""
-    is_certain: bool = True
+    is_certain: bool = True  # of earlier versions' records; now it is the finding's severity
+
+    @property
+    def _severity(self) -> Severity:
+        if self.is_certain:
+            return Severity.ERROR
+        return Severity.NOTICE if self.doubt.about is DataAbout.RANDOM else Severity.WARNING
 
 
 class ConsistencyPaced(_Event, frozen=True, kw_only=True):

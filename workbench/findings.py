@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import re
 
 import msgspec
 
@@ -29,11 +30,21 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     step: int | None = None
     rank: int | None = None
 
+    def dated(self) -> str:
+        """The symptom with its step, where it does not say that itself."""
+        says = self.step is None or re.search(rf"\bstep {self.step}\b", self.symptom)
+        return self.symptom if says else f"step {self.step}: {self.symptom}"
+
     def lines(self) -> list[str]:
         """As a person reads it."""
         evidence = [f"evidence: {'; '.join(self.evidence)}"] if self.evidence else []
-        return [self.symptom, *evidence, *self.remedy()]
+        return [self.dated(), *evidence, *self.remedy()]
+
+    def line(self) -> str:
+        """The same in one, without the evidence."""
+        return "; ".join([self.dated(), *self.remedy()])
 
     def remedy(self) -> list[str]:
         """The same where symptom and evidence stand already."""
-        return [f"likely cause: {self.cause}", f"what to do: {self.advice}"]
+        told = (("likely cause", self.cause), ("what to do", self.advice))
+        return [f"{name}: {text}" for name, text in told if text]

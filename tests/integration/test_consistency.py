@@ -14,7 +14,7 @@ from tests.integration import consistency_programs as programs
 from tests.integration.consistency_programs import AT, STEPS, Told
 from tests.integration.training_ranks import end_forkserver, run_in_ranks
 from workbench.events import GradientMismatched
-from workbench.policy.consistency import Cause, explain
+from workbench.policy.consistency import Cause, cause_of
 from workbench.policy.standing import Marks, advance
 from workbench.state import Compared, Mismatch
 from workbench.telemetry import GradientStatistics
@@ -50,10 +50,6 @@ def only(told: list[Told]) -> tuple[int, Mismatch]:
     found = mismatches(told)
     assert len(found) == 1, [one.mismatch.compared for one in found]
     return found[0].step, found[0].mismatch
-
-
-def cause_of(mismatch: Mismatch) -> Cause:
-    return explain(mismatch, 0).cause
 
 
 def checks(told: list[Told]) -> dict[str, int]:

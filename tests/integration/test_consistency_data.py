@@ -11,7 +11,8 @@ import pytest
 
 from tests.integration import data_programs as programs
 from tests.integration.training_ranks import end_forkserver, run_in_ranks
-from workbench.policy.data import DataCause, DataExplanation, explain_data
+from workbench.findings import Finding
+from workbench.policy.data import DataCause, explain_data
 from workbench.state import DataDoubt
 
 CLEAN = [name for name in programs.CASES if name.startswith("clean") and name != "clean_workers"]
@@ -24,7 +25,7 @@ def forkserver() -> Iterator[None]:
     end_forkserver()
 
 
-def told_by(case: str, ranks: int, **options: Any) -> list[tuple[int, DataDoubt, DataExplanation]]:
+def told_by(case: str, ranks: int, **options: Any) -> list[tuple[int, DataDoubt, Finding]]:
     facts, *others = run_in_ranks(functools.partial(programs.run, case, **options), ranks)
     assert not any(others), "one rank speaks for all"
     found = []
@@ -60,13 +61,13 @@ def test_of_data_that_are_as_they_should_be_nothing_is_said(case: str, ranks: in
 def test_what_is_odd_is_told_with_its_cause(case: str, cause: DataCause, step: int | None, ranks: int) -> None:
     found = told_by(case, ranks)
     first, _, why = found[0]
-    assert why.cause is cause, [one[2].sentence for one in found]
+    assert why.cause == cause.value, [one[2].symptom for one in found]
     if cause is DataCause.NO_SET_EPOCH:
         step = programs.SAMPLES // ranks // 4  # the first step of epoch 1
-        assert "epoch 1 equals that of epoch 0" in why.sentence
+        assert "epoch 1 equals that of epoch 0" in why.symptom
     assert step is None or first == step
     assert why.evidence
-    assert why.fix
+    assert why.advice
 
 
 @pytest.mark.parametrize(
@@ -77,7 +78,7 @@ def test_what_is_odd_is_told_with_its_cause(case: str, cause: DataCause, step: i
     ],
 )
 def test_loaders_with_workers(case: str, cause: DataCause) -> None:
-    assert cause in [why.cause for *_, why in told_by(case, 2)]
+    assert cause.value in [why.cause for *_, why in told_by(case, 2)]
 
 
 def test_loaders_with_workers_that_are_as_they_should_be() -> None:
@@ -87,7 +88,7 @@ def test_loaders_with_workers_that_are_as_they_should_be() -> None:
 def test_the_ranks_are_named() -> None:
     (_, doubt, why), *_ = told_by("uneven_batches", 4)
     assert doubt.ranks == (1,)
-    assert "4 to 12" in why.sentence
+    assert "4 to 12" in why.symptom
     (_, doubt, why), *_ = told_by("set_epoch_differs", 4)
     assert (doubt.ranks, doubt.epochs) == ((1,), (0, 1))
 
@@ -95,4 +96,4 @@ def test_the_ranks_are_named() -> None:
 def test_two_of_four_that_read_the_same() -> None:
     (_, doubt, why), *_ = told_by("a_shard_of_one_rank_is_anothers", 4)
     assert doubt.ranks == (0, 1)
-    assert why.sentence.startswith("step 0: ranks 0 and 1 got the same batch")
+    assert why.dated().startswith("step 0: ranks 0 and 1 got the same batch")

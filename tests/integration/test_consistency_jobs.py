@@ -66,9 +66,8 @@ def test_a_stopped_job_says_who_what_where_and_what_to_do(session: Session) -> N
         assert words in str(error)
     found = mismatch(job)
     assert (found.mismatch.compared, found.mismatch.told_by, found.response) == (Compared.STATE, "own digest", "stop")
-    assert found.cause == "bits flipped"
-    assert found.fix
-    assert found.sentence in job.logs(rank=0)
+    assert found.finding is not None and found.finding.cause == "bits flipped"
+    assert found.finding.line() in job.logs(rank=0)
 
 
 def test_a_job_goes_back_to_the_checkpoint_in_which_its_ranks_agreed(session: Session) -> None:

@@ -13,7 +13,7 @@ from tests.integration import reduce_programs as programs
 from tests.integration.reduce_programs import STEPS, Hit, Told
 from tests.integration.training_ranks import end_forkserver, run_in_ranks
 from workbench.events import GradientMismatched
-from workbench.policy.consistency import Cause, explain
+from workbench.policy.consistency import Cause, cause_of
 from workbench.state import Compared, Mismatch
 
 WORLDS = pytest.mark.parametrize("ranks", [2, 4])
@@ -57,7 +57,7 @@ def test_a_flip_is_found_named_and_undone(mode: str, ranks: int, stage: str) -> 
     assert mismatch.attempts == 1
     assert mismatch.tensors == ("2.weight",)  # of the last layer: its bucket is the first
     assert (mismatch.element, mismatch.elements) == (1, 1)  # 2.bias, of 4, lies before it
-    cause = explain(mismatch, 3).cause
+    cause = cause_of(mismatch)
     if stage == "after":
         assert (mismatch.ranks, mismatch.stage, cause) == ((1,), "after", Cause.CORRUPTED)
     else:
@@ -101,7 +101,7 @@ def test_a_reduce_that_stays_wrong_is_told_after_two_more() -> None:
     told = results(2, hit=Hit("in", times=3))
     mismatch = only(told)
     assert (mismatch.attempts, mismatch.is_lasting, mismatch.ranks) == (2, True, ())
-    assert explain(mismatch, 3).cause is Cause.REDUCED
+    assert cause_of(mismatch) is Cause.REDUCED
 
 
 def test_and_the_job_stops_when_it_is_to() -> None:

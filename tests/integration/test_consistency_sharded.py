@@ -13,7 +13,7 @@ from tests.integration import sharded_programs as programs
 from tests.integration.sharded_programs import STEPS, Told
 from tests.integration.training_ranks import end_forkserver, run_in_ranks
 from workbench.events import GradientMismatched
-from workbench.policy.consistency import Cause, explain
+from workbench.policy.consistency import Cause, cause_of
 from workbench.state import Compared, Mismatch
 
 SHAPES = pytest.mark.parametrize(("ranks", "replicas"), [(2, 1), (4, 1), (4, 2)])
@@ -54,7 +54,7 @@ def test_seeds_of_their_own_are_named_before_anything_is_trained(ranks: int, rep
     assert mismatch.compared is Compared.SHARDS
     assert mismatch.ranks == (), "none of them is right"
     assert mismatch.tensors[0] == "weight"
-    assert explain(mismatch, 0).cause is Cause.SEEDS
+    assert cause_of(mismatch) is Cause.SEEDS
     assert all("fully_shard" in one.error for one in told)
 
 
@@ -64,7 +64,7 @@ def test_a_bit_that_flips_in_gathered_parameters_is_found_at_the_step(ranks: int
     assert mismatch.compared is Compared.GATHERED
     assert mismatch.ranks == ((1,) if ranks == 4 else ())
     assert mismatch.count == 1
-    assert explain(mismatch, 0).cause is Cause.GATHERED
+    assert cause_of(mismatch) is Cause.GATHERED
 
 
 @SHAPES

@@ -43,8 +43,9 @@ while True:
 
 
 def await_finding(job: Job, timeout: float = 80.0) -> Finding:
+    """About the loss; that the ranks' learning rates differ for a step, and what comes of it, is told as well."""
     deadline = time.monotonic() + timeout
-    while not (found := job.view().findings):
+    while not (found := [one for one in job.view().findings if "loss" in one.symptom]):
         assert time.monotonic() < deadline, job.view().series
         assert not job.phase.is_terminal, job.reason
         time.sleep(0.5)

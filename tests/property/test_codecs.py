@@ -97,6 +97,7 @@ SPECIFIC[Finding] = st.builds(
     Finding, symptom=text, cause=text, advice=text, evidence=st.tuples(text), severity=st.sampled_from(Severity),
     step=st.none() | whole, rank=st.none() | whole,
 )  # fmt: skip
+SPECIFIC[Finding | None] = st.none() | SPECIFIC[Finding]
 SPECIFIC[CheckpointTier] = st.sampled_from(CheckpointTier)
 SPECIFIC[Checkpoint] = st.builds(
     Checkpoint, step=whole, path=text, world_size=whole, saved_at=real, tier=SPECIFIC[CheckpointTier], problem=text

@@ -98,8 +98,9 @@ def test_every_rule_can_decide() -> None:
         DataDoubt(about=DataAbout.RANDOM, ranks=(0, 1), of=2),
     ]
     found = [explain_data(doubt, 3) for doubt in doubts]
-    assert [one.cause for one in found] == [rule.cause for rule in RULES] == list(DataCause)
-    assert all("{" not in one.sentence + one.fix + "".join(one.evidence) and one.evidence for one in found)
+    assert [rule.cause for rule in RULES] == list(DataCause)
+    assert [one.cause for one in found] == [cause.value for cause in DataCause]
+    assert all("{" not in one.symptom + one.advice + "".join(one.evidence) and one.evidence for one in found)
 
 
 def test_what_a_rank_tells_is_what_the_record_takes() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from workbench.errors import GradientMismatchError
 from workbench.events import CheckpointSaved, GradientMismatched, RankRaised
-from workbench.policy.consistency import RULES, Cause, explain, is_corruption, summary
+from workbench.policy.consistency import RULES, Cause, cause_of, explain, is_corruption, summary
 from workbench.policy.recovery import Action, avoided, decide
 from workbench.session import error_of
 from workbench.spec import JobSpec, MismatchPolicy
@@ -68,10 +68,10 @@ GRADIENTS, PARAMETERS, STATE = Compared.GRADIENTS, Compared.PARAMETERS, Compared
 def test_the_evidence_has_a_cause(cause: Cause, compared: Compared, evidence: dict[str, Any]) -> None:
     mismatch = Mismatch(compared=compared, **evidence)
     found = explain(mismatch, 5)
-    assert found.cause is cause
-    assert found.sentence.startswith("step 5: ")
-    assert "{" not in found.sentence + found.fix
-    assert found.fix
+    assert cause_of(mismatch) is cause and found.cause == cause.value
+    assert found.dated().startswith("step 5: ")
+    assert "{" not in found.symptom + found.advice
+    assert found.advice
     assert cause.value in summary(mismatch, 5)
 
 
@@ -88,7 +88,7 @@ def test_no_rank_is_blamed_that_is_not_known() -> None:
     for compared in Compared:
         mismatch = Mismatch(compared=compared, **TIE, **FLIP)
         found = explain(mismatch, 5)
-        assert "rank 1" not in found.sentence + found.fix, found
+        assert "rank 1" not in found.symptom + found.advice, found
         assert not is_corruption(mismatch)
 
 

@@ -9,10 +9,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from workbench.events import ConsistencyPaced, DataDoubted, GradientMismatched, ReplicasRepaired
+from workbench.events import (
+    ConsistencyPaced,
+    DataDoubted,
+    GradientMismatched,
+    ReplicasRepaired,
+    decode_event,
+    encode_event,
+)
+from workbench.findings import Finding, Severity
 from workbench.state import Compared, DataAbout, DataDoubt, Mismatch, Side
 from workbench.telemetry import ConsistencyReport
-from workbench.views.found import found_text
+from workbench.views.found import current
 from workbench.views.gradients import (
     COLUMNS,
     FINDINGS,
@@ -44,8 +52,10 @@ def mismatched(step: int, rank: int = 1, tensor: str = "0.weight", **fields: Any
         **fields,
     )  # fmt: skip
     return GradientMismatched(
-        time=float(step), restart_count=0, step=step, mismatch=mismatch, cause="bits flipped",
-        sentence=f"step {step}: rank {rank} deviates", fix="repair it",
+        time=float(step), restart_count=0, step=step, mismatch=mismatch, finding=Finding(
+            symptom=f"rank {rank} deviates", cause="bits flipped", advice="repair it", severity=Severity.ERROR,
+            step=step,
+        ),
     )  # fmt: skip
 
 
@@ -84,17 +94,66 @@ def test_what_was_found_comes_newest_first_with_its_advice() -> None:
     builder = GradientsBuilder()
     repaired = ReplicasRepaired(time=6.0, restart_count=0, step=6, ranks=(1,), source=0, tensors=2, size=64)
     doubt = DataDoubted(
-        time=7.0, restart_count=0, step=7, doubt=DataDoubt(about=DataAbout.SIZES), cause="uneven", sentence="s",
-        is_certain=False,
+        time=7.0, restart_count=0, step=7, doubt=DataDoubt(about=DataAbout.SIZES),
+        finding=Finding(symptom="s", cause="uneven", advice="even", step=7),
     )  # fmt: skip
     builder.add([mismatched(6, deviation=0.5), repaired, doubt])
     view = builder.view()
-    assert [(one.step, one.tone) for one in view.found] == [(7, "warn"), (6, "good"), (6, "bad")]
+    told = [(one.step, one.finding.severity, one.is_good) for one in view.found]
+    assert told == [(7, Severity.WARNING, False), (6, Severity.NOTICE, True), (6, Severity.ERROR, False)]
     assert (view.mismatches, view.repairs, view.doubts) == (1, 1, 1)
-    assert found_text(view.found[2]) == "step 6: rank 1 deviates; repair it"
-    assert "2 tensors put right, bit for bit, with what rank 0 has" in view.found[1].sentence
+    assert view.found[2].finding.line() == (
+        "step 6: rank 1 deviates; likely cause: bits flipped; what to do: repair it"
+    )
+    assert "2 tensors put right, bit for bit, with what rank 0 has" in view.found[1].finding.symptom
     assert [side.digest for side in view.sides] == ["aa", "bb"]
     assert agreement_line(view) == "gradients · 1 difference · 1 repaired · 1 doubt about the data"
+
+
+def test_what_is_to_be_told_now_is_each_cause_once_and_what_was_repaired_is_no_error() -> None:
+    builder = GradientsBuilder()
+    repaired = ReplicasRepaired(time=6.0, restart_count=0, step=6, ranks=(1,), source=0, tensors=2, size=64)
+    common = DataDoubted(
+        time=7.0, restart_count=0, step=7, doubt=DataDoubt(about=DataAbout.RANDOM),
+        finding=Finding(symptom="s", cause="same numbers", advice="seed", severity=Severity.NOTICE),
+    )  # fmt: skip
+    builder.add([mismatched(5), mismatched(6), repaired, common])
+    (one,) = current(builder.view().found, 0)
+    assert (one.step, one.finding.severity, one.ranks) == (6, Severity.WARNING, (1,))
+    assert "it was repaired" in one.finding.evidence[-1]
+    builder.add([mismatched(9)])
+    (one,) = current(builder.view().found, 0)
+    assert (one.step, one.finding.severity) == (9, Severity.ERROR)
+    assert current(builder.view().found, 1) == [], "what another generation had does not count as this one's"
+
+
+OLD: list[tuple[dict[str, Any], Severity]] = [
+    ({"event": "GradientMismatched", "mismatch": {"compared": "gradients"}}, Severity.ERROR),
+    ({"event": "DataDoubted", "doubt": {"about": "sizes"}}, Severity.ERROR),
+    ({"event": "DataDoubted", "doubt": {"about": "sizes"}, "is_certain": False}, Severity.WARNING),
+    ({"event": "DataDoubted", "doubt": {"about": "random"}, "is_certain": False}, Severity.NOTICE),
+]
+
+
+@pytest.mark.parametrize(("about", "severity"), OLD)
+def test_records_of_earlier_versions_have_their_words_as_a_finding(about: dict[str, Any], severity: Severity) -> None:
+    words = {"cause": "few words", "sentence": "step 6: they differ", "evidence": ["it was seen"], "fix": "do it"}
+    event = decode_event(msgspec.json.encode({"time": 6.0, "restart_count": 0, "step": 6, **about, **words}))
+    assert isinstance(event, (DataDoubted, GradientMismatched))
+    assert event.finding == Finding(
+        symptom="they differ", cause="few words", advice="do it", evidence=("it was seen",), severity=severity, step=6
+    )
+    assert decode_event(encode_event(event)) == event and b"sentence" not in encode_event(event)
+    builder = GradientsBuilder()
+    builder.add([event])
+    assert builder.view().found[0].finding == event.finding
+
+
+@pytest.mark.parametrize("about", [one for one, _ in OLD[:2]])
+def test_a_record_without_words_is_told_all_the_same(about: dict[str, Any]) -> None:
+    builder = GradientsBuilder()
+    builder.add([decode_event(msgspec.json.encode({"time": 6.0, "restart_count": 0, "step": 6, **about}))])
+    assert builder.view().found[0].finding.dated().startswith("step 6: ")
 
 
 def test_the_worst_parameters_are_those_named_most_often() -> None:

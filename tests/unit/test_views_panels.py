@@ -2,30 +2,48 @@
 
 from __future__ import annotations
 
+import html
 import math
 import time
 from array import array
 from typing import Any
 
+import msgspec
 import pytest
 from msgspec.structs import replace
 from test_views_job import NOW, beat, bucket, history, state, update, view_of
+from test_widgets_panels import Reader
+from workbench_widgets.panels.findings import findings_html
 
 from workbench.blackbox import Traffic
-from workbench.events import LaunchRequested, NonFiniteFound, PhaseChanged, RankExited, RankStarted, StragglerDetected
+from workbench.events import (
+    DataDoubted,
+    GradientMismatched,
+    LaunchRequested,
+    NonFiniteFound,
+    PhaseChanged,
+    RankExited,
+    RankStarted,
+    StragglerDetected,
+)
 from workbench.feed import Bucket
+from workbench.findings import Finding, Severity
 from workbench.spec import JobSpec
-from workbench.state import Checkpoint, Failure, FailureKind, JobPhase
+from workbench.state import Checkpoint, Compared, DataAbout, DataDoubt, Failure, FailureKind, JobPhase, Mismatch
 from workbench.views.communication import entered, hidden, odd_ones, sent
+from workbench.views.compare import Trace
 from workbench.views.efficiency import Efficiency, efficiency, efficiency_text
-from workbench.views.findings import Finding, Severity, findings
+from workbench.views.findings import Shown, findings
 from workbench.views.happenings import MOST, HappeningList
 from workbench.views.heat import COLUMNS, ROWS, HeatBuilder, HeatView
+from workbench.views.html import snapshot_html
 from workbench.views.panels import PanelBuilder, PanelView
 from workbench.views.ranking import host_of, pattern, ranking
+from workbench.views.report import Chapter, report_html
 from workbench.views.resources import POINTS, ResourceBuilder
 from workbench.views.smoothing import smooth
 from workbench.views.table import notes
+from workbench.views.text import render_status
 
 
 def values(heat: HeatView, column: int, metric: int = 0) -> list[float]:
@@ -205,7 +223,7 @@ def test_a_smooth_curve_begins_where_the_curve_does() -> None:
 # --- findings ---
 
 
-def found(**changes: Any) -> tuple[Finding, ...]:
+def found(**changes: Any) -> tuple[Shown, ...]:
     return findings(view_of(update(**changes)), PanelView())
 
 
@@ -217,7 +235,8 @@ def test_a_failure_tells_what_to_do_and_offers_to_resume() -> None:
     failure = Failure(kind=FailureKind.SIGNAL, rank=1, reason="rank 1 killed by SIGSEGV", time=NOW)
     ended = state(phase=JobPhase.FAILED, ended_at=NOW, failure=failure)
     (one,) = found(state=ended, buckets=())
-    assert one.severity is Severity.ERROR and one.cause and one.advice and one.act is None and one.ranks == (1,)
+    assert one.finding.severity is Severity.ERROR and one.finding.cause and one.finding.advice
+    assert one.act is None and one.ranks == (1,)
     view = replace(
         view_of(update(state=ended)), checkpoints=(Checkpoint(step=1, path="p", world_size=2, saved_at=NOW),)
     )
@@ -227,32 +246,60 @@ def test_a_failure_tells_what_to_do_and_offers_to_resume() -> None:
 def test_a_straggler_is_told_with_its_evidence() -> None:
     slow = (*history(1), *(replace(b, rank=1, duration=2.0) for b in history(1)))
     (one,) = found(buckets=slow)
-    assert one.symptom == "Rank 1 is slow, the others are not." and "median rank" in one.evidence
+    assert one.finding.symptom == "Rank 1 is slow, the others are not." and "median rank" in one.finding.evidence[0]
     panels = PanelBuilder()
     panels.add(update(buckets=history()))
     panels.add(update(buckets=slow))
     (one,) = findings(view_of(update(buckets=slow)), panels.view())
-    assert "its own best was much better" in one.cause
+    assert "its own best was much better" in one.finding.cause
 
 
 def test_waiting_for_data_and_for_others_are_hints() -> None:
     (data,) = found(buckets=history(data=0.35, comm=0.1))
-    assert data.severity is Severity.HINT and data.symptom == "All ranks spend 35 % of a step waiting for data."
+    assert data.finding.severity is Severity.NOTICE
+    assert data.finding.symptom == "All ranks spend 35 % of a step waiting for data."
     (comm,) = found(buckets=history(comm=0.6, data=0.0, forward=0.1, backward=0.2))
-    assert "at least 60 % of a step in communication" in comm.symptom
+    assert "at least 60 % of a step in communication" in comm.finding.symptom
+
+
+def test_replicas_that_differ_and_odd_data_are_told_everywhere_in_the_same_words() -> None:
+    differ = Finding(
+        symptom="rank 1 deviates in 0.weight", cause="bits flipped", advice="repair it", evidence=("others agree",),
+        severity=Severity.ERROR, step=9, rank=1,
+    )  # fmt: skip
+    odd = Finding(symptom="both got the same batch", cause="the same shard", advice="split the data", step=7)
+    mismatch, doubt = Mismatch(compared=Compared.PARAMETERS, ranks=(1,)), DataDoubt(about=DataAbout.BATCH)
+    begun = LaunchRequested(time=990.0, job_id="digits-12ab", spec=JobSpec(entrypoint="t.py"))
+    told = (
+        begun, *update().events,
+        DataDoubted(time=NOW, restart_count=0, step=7, doubt=doubt, finding=odd),
+        GradientMismatched(time=NOW, restart_count=0, step=9, mismatch=mismatch, finding=differ),
+    )  # fmt: skip
+    view = view_of(update(events=told))
+    assert view.findings == (differ, odd)
+    assert [(one.finding, one.ranks) for one in found(events=told)][-2:] == [(differ, (1,)), (odd, ())]
+    assert Severity.ERROR.value in findings_html(found(events=told))
+    document = msgspec.to_builtins(view)
+    assert [one["symptom"] for one in document["findings"]] == [differ.symptom, odd.symptom]
+    trace = Trace(name="a", spec=JobSpec(entrypoint="t.py"), phase=JobPhase.HEALTHY, reason="", world_size=2)
+    report = report_html("a", (), [Chapter(view=view, trace=trace)], ())
+    for text in (render_status(view), Reader(snapshot_html(view)).text, html.unescape(report)):
+        said = " ".join(text.split())
+        for words in (*differ.lines(), *odd.lines()):
+            assert words in said
 
 
 def test_not_a_number_is_told_once() -> None:
     nan = [NonFiniteFound(time=NOW, restart_count=0, rank=1, step=k, what="loss") for k in (5, 6)]
     begun = LaunchRequested(time=990.0, job_id="digits-12ab", spec=JobSpec(entrypoint="t.py"))
-    told = [one for one in found(events=(begun, *update().events, *nan)) if "not finite" in one.symptom]
-    assert [(one.symptom, one.ranks) for one in told] == [("loss of rank 1 is not finite since step 5", (1,))]
+    told = [one for one in found(events=(begun, *update().events, *nan)) if "not finite" in one.finding.symptom]
+    assert [(one.finding.symptom, one.ranks) for one in told] == [("loss of rank 1 is not finite since step 5", (1,))]
     view = view_of(update(events=(begun, *update().events, *nan)))
     assert sum("not finite" in line for line in notes(view)) == 1
     cause = Failure(kind=FailureKind.DIVERGED, rank=1, reason="rank 1: loss is not finite at step 5", time=NOW)
     ended = state(phase=JobPhase.FAILED, failure=cause, reason=cause.reason, ended_at=NOW)
-    told = [one for one in found(state=ended, events=(begun, *nan)) if "not finite" in one.symptom]
-    assert [one.symptom for one in told] == [cause.reason]
+    told = [one for one in found(state=ended, events=(begun, *nan)) if "not finite" in one.finding.symptom]
+    assert [one.finding.symptom for one in told] == [cause.reason]
     assert sum("not finite" in line for line in notes(view_of(update(state=ended, events=(begun, *nan))))) == 1
 
 

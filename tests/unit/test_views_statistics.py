@@ -98,10 +98,9 @@ def test_a_rank_that_stands_out_is_told_with_what_speaks_for_it() -> None:
     )
     view = builder.view()
     (found,) = view.found
-    assert found.sentence == "step 40: the gradients of rank 2 are large; likely its shard"
-    assert (found.tone, found.evidence, found.fix) == ("warn", ("z 9",), "swap it")
+    assert (found.finding, found.ranks) == (finding, (2,))
     assert "a rank stands out" in agreement_line(view)
-    assert "! a rank stands out" in Reader(gradients_html(view)).text
+    assert "! warning · the gradients of rank 2 are large" in Reader(gradients_html(view)).text
 
 
 def test_nothing_of_a_job_is_markup() -> None:

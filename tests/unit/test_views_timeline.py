@@ -34,6 +34,7 @@ from workbench.events import (
     StepsBegan,
     StragglerDetected,
 )
+from workbench.findings import Finding
 from workbench.spec import JobSpec
 from workbench.state import (
     Checkpoint,
@@ -306,12 +307,13 @@ def test_a_resume_is_another_attempt_and_the_time_between_is_nobody_s() -> None:
 def test_everything_worth_a_mark_has_one() -> None:
     bad = Checkpoint(step=5, path="/c/5", world_size=2, saved_at=4.0, problem="model.pt is 12 bytes short")
     differs = Mismatch(compared=Compared.PARAMETERS, ranks=(1,))
+    odd = Finding(symptom="rank 1 deviates", cause="bits flipped", advice="repair it", step=9)
     record = [
         *launched(),
         CheckpointFailed(time=4.0, restart_count=0, step=5, reason="no space left on device", rank=1),
         StragglerDetected(time=4.5, restart_count=0, rank=1, score=3.0, reason="rank 1 takes 3 times as long"),
         NonFiniteFound(time=4.6, restart_count=0, rank=1, step=9, what="loss"),
-        GradientMismatched(time=4.7, restart_count=0, step=9, mismatch=differs, sentence="step 9: rank 1 deviates"),
+        GradientMismatched(time=4.7, restart_count=0, step=9, mismatch=differs, finding=odd),
         ReplicasRepaired(time=4.8, restart_count=0, step=9, ranks=(1,), source=0, tensors=1, size=64),
         FaultInjected(time=4.9, fault="kill", rank=1),
         FaultHappened(time=4.95, restart_count=0, fault="kill", rank=1, step=10),

@@ -5,9 +5,15 @@ from __future__ import annotations
 from msgspec.structs import replace
 from test_views_gradients import mismatched, report
 from test_widgets_panels import EVIL, Reader
-from workbench_widgets.panels.gradients import EMPTY, gradients_html
+from workbench_widgets.panels.findings import MARKS as FINDING_MARKS
+from workbench_widgets.panels.gradients import EMPTY, MARKS, gradients_html
 
+from workbench.findings import Finding, Severity
 from workbench.views.gradients import GradientsBuilder, GradientsView
+
+
+def test_every_severity_has_a_mark_in_both_panels() -> None:
+    assert set(MARKS) == set(FINDING_MARKS) == {severity.value for severity in Severity}
 
 
 def test_an_empty_panel_says_what_would_fill_it() -> None:
@@ -21,8 +27,8 @@ def test_a_rank_that_deviates_has_mark_pattern_and_words() -> None:
     builder.add([mismatched(17, deviation=0.25)], [report(0), report(1, agreed=9, deviating=((1, 1),), every=2)])
     page = Reader(gradients_html(builder.view()))
     assert "✗ 19 of 20 checks agreed · checked each 2 steps" in page.text
-    assert "✗ bits flipped · step 17: rank 1 deviates" in page.text
-    assert "→ repair it" in page.text
+    assert "✗ error · step 17: rank 1 deviates" in page.text
+    assert "likely cause: bits flipped" in page.text and "what to do: repair it" in page.text
     assert {"class": "agree", "role": "img", "aria-label": "rank 1: steps 10–19: deviates"} in page.of("div")
     assert [i["title"] for i in page.of("i") if i.get("class") == "agree-DEVIATES" and "title" in i] == [
         "steps 10–19: rank 1 deviates"
@@ -41,7 +47,8 @@ def test_a_thousand_ranks_are_a_few_lanes() -> None:
 
 def test_nothing_of_a_job_is_markup() -> None:
     builder = GradientsBuilder()
-    builder.add([replace(mismatched(3, tensor=EVIL), cause=EVIL, sentence=EVIL, fix=EVIL, evidence=(EVIL,))], ())
+    finding = Finding(symptom=EVIL, cause=EVIL, advice=EVIL, evidence=(EVIL,))
+    builder.add([replace(mismatched(3, tensor=EVIL), finding=finding)], ())
     html = gradients_html(builder.view())
     assert "<img" not in html
     assert EVIL in Reader(html).text

@@ -23,9 +23,10 @@ from workbench_widgets.source import Choice
 
 from workbench.blackbox import Traffic
 from workbench.feed import Update
+from workbench.findings import Finding, Severity
 from workbench.state import JobPhase
 from workbench.views.acts import Act
-from workbench.views.findings import Finding, Severity
+from workbench.views.findings import Shown
 from workbench.views.happenings import Happening
 from workbench.views.job import JobView
 from workbench.views.panels import PanelBuilder, PanelView
@@ -47,7 +48,7 @@ def test_what_comes_from_a_job_is_text() -> None:
     for html in (
         communication_html(view),
         events_html((Happening(1.0, EVIL, EVIL, (1,), is_trouble=True),), 1, 0.0),
-        findings_html((Finding(Severity.ERROR, EVIL, EVIL, EVIL, EVIL, Act("resume")),)),
+        findings_html((Shown(Finding(symptom=EVIL, evidence=(EVIL,), cause=EVIL, advice=EVIL), Act("resume")),)),
         stragglers_html(ranking([replace(row, worker=EVIL) for row in view.rows], {})),
     ):
         read = Reader(html)
@@ -228,7 +229,7 @@ def test_findings_act_and_choose() -> None:
     panel._pressed("rank", "1")
     assert acts == [Act("stacks")] and ranks == ["1"]
     assert "Nothing stands out." in findings_html(())
-    one = Finding(Severity.ERROR, "it failed", act=Act("resume"))
+    one = Shown(Finding(symptom="it failed", cause="", advice="", severity=Severity.ERROR), Act("resume"))
     assert "<button" in findings_html((one,)) and "<button" not in findings_html((one,), may_act=False)
 
 

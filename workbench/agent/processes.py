@@ -28,6 +28,7 @@ from workbench.agent.words import doing, split_status
 from workbench.blackbox import Snapshot
 from workbench.commands import StartRanks
 from workbench.events import DataDoubted, Event, GradientMismatched, LaunchFailed, RankExited, RankRaised, RankStarted
+from workbench.findings import Severity
 from workbench.policy.consistency import explain
 from workbench.policy.data import explain_data
 from workbench.state import Placement
@@ -241,26 +242,17 @@ class RankProcess:
         if header["event"] == "FaultHappened":
             fields["step"] = self.last_step
         event = msgspec.convert({**fields, "event": header["event"]}, Event)
+        self.emit(self._explained(event) if isinstance(event, (DataDoubted, GradientMismatched)) else event)
+
+    def _explained(self, event: DataDoubted | GradientMismatched) -> Event:
+        """With its cause, which goes to the log as well, but where it may be on purpose."""
         if isinstance(event, DataDoubted):
-            event = self._explained_data(event)
-        self.emit(self._explained(event) if isinstance(event, GradientMismatched) else event)
-
-    def _explained_data(self, event: DataDoubted) -> DataDoubted:
-        why = explain_data(event.doubt, event.step)
-        if why.is_certain:
-            self.transcript.note(f"{why.sentence}; {why.fix}")
-        return msgspec.structs.replace(
-            event, cause=why.cause.value, sentence=why.sentence, evidence=why.evidence, fix=why.fix,
-            is_certain=why.is_certain,
-        )  # fmt: skip
-
-    def _explained(self, event: GradientMismatched) -> GradientMismatched:
-        """With its cause, which goes to the log as well."""
-        why = explain(event.mismatch, event.step)
-        self.transcript.note(f"{why.sentence}; {why.fix}")
-        return msgspec.structs.replace(
-            event, cause=why.cause.value, sentence=why.sentence, evidence=why.evidence, fix=why.fix
-        )
+            why = explain_data(event.doubt, event.step)
+        else:
+            why = explain(event.mismatch, event.step)
+        if why.severity is Severity.ERROR or isinstance(event, GradientMismatched):
+            self.transcript.note(why.line())
+        return msgspec.structs.replace(event, finding=why)
 
     def _on_consistency(self, fields: dict[str, Any]) -> None:
         about = {"job_id": self.job_id, "restart_count": self.restart_count, "rank": self.rank}

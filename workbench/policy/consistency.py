@@ -12,6 +12,7 @@ from typing import Final
 
 import msgspec
 
+from workbench.findings import Finding, Severity
 from workbench.state import Compared, Mismatch
 
 FEW_BITS: Final = 8  # that hardware changes at once; a computation that went another way changes more
@@ -47,46 +48,50 @@ class Cause(enum.Enum):
     UNKNOWN = "unknown"
 
 
-class Explanation(msgspec.Struct, frozen=True, kw_only=True):
-    """`sentence`: what is so, and why we think it; `evidence`: what was seen; `fix`: what to do, in one sentence."""
-
-    cause: Cause
-    sentence: str
-    evidence: tuple[str, ...]
-    fix: str
-
-
 class Rule(msgspec.Struct, frozen=True):
+    """`sentence`: what is so, and why we think it; `fix`: what to do, in one sentence."""
+
     applies: Callable[[Mismatch], bool]
     cause: Cause
     sentence: str
     fix: str
+    severity: Severity = Severity.ERROR
 
 
-def explain(mismatch: Mismatch, step: int) -> Explanation:
+def explain(mismatch: Mismatch, step: int) -> Finding:
     """`step`: optimizer steps finished when it was seen."""
-    rule = next(rule for rule in RULES if rule.applies(mismatch))
+    rule = _rule_of(mismatch)
     words = {"ranks": _names(mismatch.ranks), "what": WHAT[mismatch.compared], "tensor": _tensor(mismatch)}
     words |= {"ratio": f"{mismatch.ratio:.4g}", "unsynced": _names(mismatch.unsynced), "detail": mismatch.detail}
     words |= {"lacking": _names(mismatch.lacking), "broken": _names(mismatch.broken), "who": _who(mismatch)}
-    return Explanation(
-        cause=rule.cause,
-        sentence=f"step {step}: {rule.sentence.format(**words)}",
+    return Finding(
+        symptom=rule.sentence.format(**words),
+        cause=rule.cause.value,
+        advice=rule.fix.format(**words),
         evidence=evidence_of(mismatch),
-        fix=rule.fix.format(**words),
+        severity=rule.severity,
+        step=step,
+        rank=mismatch.ranks[0] if len(mismatch.ranks) == 1 else None,
     )
+
+
+def cause_of(mismatch: Mismatch) -> Cause:
+    return _rule_of(mismatch).cause
+
+
+def _rule_of(mismatch: Mismatch) -> Rule:
+    return next(rule for rule in RULES if rule.applies(mismatch))
 
 
 def is_corruption(mismatch: Mismatch) -> bool:
     """Whether it looks like a fault of the device or its memory, and of one that is known."""
-    return bool(mismatch.ranks) and explain(mismatch, 0).cause is Cause.CORRUPTED
+    return bool(mismatch.ranks) and cause_of(mismatch) is Cause.CORRUPTED
 
 
 def summary(mismatch: Mismatch, step: int) -> str:
     """One line: `step 5: rank 1 deviates in gradients: 0.weight, element 5, bit 3, by up to 7.45e-09; bits flipped`."""
-    explanation = explain(mismatch, step)
     where = f": {place}" if (place := place_of(mismatch)) else ""
-    return f"{_who(mismatch)} in {WHAT[mismatch.compared]} at step {step}{where}; {explanation.cause.value}"
+    return f"{_who(mismatch)} in {WHAT[mismatch.compared]} at step {step}{where}; {cause_of(mismatch).value}"
 
 
 def place_of(mismatch: Mismatch) -> str:
@@ -247,6 +252,7 @@ RULES: Final = (
     Rule(
         _both(REDUCE, lambda m: m.stage == "checksum"), Cause.REDUCED,
         "a checksum was hit on its way, and no gradient", "nothing: look at memory and network if it comes again",
+        Severity.WARNING,
     ),
     Rule(
         _both(REDUCE, lambda m: m.is_lasting), Cause.REDUCED,
@@ -257,12 +263,14 @@ RULES: Final = (
         _both(REDUCE, lambda m: m.stage == "after" and bool(m.ranks)), Cause.CORRUPTED,
         "what the all-reduce gave was changed on {ranks}, in {tensor}: memory, device or network at fault there",
         "nothing more for this step, it was reduced again; replace the device if it comes again",
+        Severity.WARNING,
     ),
     Rule(
         REDUCE, Cause.REDUCED,
         "what the all-reduce gave is not the sum of what ranks had: corrupted in it or on the way there, in {tensor};"
         " {detail}",
         "nothing more for this step, it was reduced again; look at memory and network if it comes again",
+        Severity.WARNING,
     ),
     Rule(
         _is(Compared.SHARDS), Cause.SEEDS,
@@ -364,6 +372,7 @@ RULES: Final = (
         "buffers are each rank's own, as DDP does not send them: {tensor}; what is evaluated or saved depends on the"
         " rank",
         "leave DDP's forward_sync_buffers on, or use SyncBatchNorm",
+        Severity.WARNING,
     ),
     Rule(
         BUFFERS, Cause.BUFFERS, "{who} in buffers: {tensor}",

@@ -12,6 +12,7 @@ from typing import Final
 
 import msgspec
 
+from workbench.findings import Finding, Severity
 from workbench.state import DataAbout, DataDoubt
 
 SAMPLERS: Final = ("", "SequentialSampler", "RandomSampler", "DistributedSampler", "WeightedRandomSampler")
@@ -34,25 +35,17 @@ class DataCause(enum.Enum):
     SAME_SEED = "DataLoader workers of different ranks have the same seed"
 
 
-class DataExplanation(msgspec.Struct, frozen=True, kw_only=True):
-    """`is_certain`: nobody does this on purpose."""
-
-    cause: DataCause
-    sentence: str
-    evidence: tuple[str, ...]
-    fix: str
-    is_certain: bool
-
-
 class DataRule(msgspec.Struct, frozen=True):
+    """`severity`: an error where nobody does it on purpose; a notice where it is so common that few ask for it."""
+
     applies: Callable[[DataDoubt], bool]
     cause: DataCause
     sentence: str
     fix: str
-    is_certain: bool = True
+    severity: Severity = Severity.ERROR
 
 
-def explain_data(doubt: DataDoubt, step: int) -> DataExplanation:
+def explain_data(doubt: DataDoubt, step: int) -> Finding:
     """`step`: optimizer steps finished when it was seen."""
     rule = next(rule for rule in RULES if rule.applies(doubt))
     small, large = doubt.sizes or (0, 0)
@@ -68,12 +61,14 @@ def explain_data(doubt: DataDoubt, step: int) -> DataExplanation:
     for name in ("of", "number", "epoch", "place", "places"):
         words[name] = str(getattr(doubt, name))
     words["last"] = str(doubt.number - 1)
-    return DataExplanation(
-        cause=rule.cause,
-        sentence=f"step {step}: {rule.sentence.format(**words)}",
+    return Finding(
+        symptom=rule.sentence.format(**words),
+        cause=rule.cause.value,
+        advice=rule.fix.format(**words),
         evidence=tuple(text.format(**words) for holds, text in EVIDENCE if holds(doubt)),
-        fix=rule.fix.format(**words),
-        is_certain=rule.is_certain,
+        severity=rule.severity,
+        step=step,
+        rank=doubt.ranks[0] if len(doubt.ranks) == 1 else None,
     )
 
 
@@ -113,7 +108,7 @@ RULES: Final = (
     DataRule(
         _is(DataAbout.BATCH), DataCause.SAME_BATCH,
         "{ranks} got the same batch, and go on to: their data are the same, or are made from the same seed",
-        "choose data by the rank: DistributedSampler, or a seed with the rank in it", is_certain=False,
+        "choose data by the rank: DistributedSampler, or a seed with the rank in it", Severity.WARNING,
     ),
     DataRule(
         lambda d: d.about is DataAbout.PLACES and d.places != d.of, DataCause.WRONG_SPLIT,
@@ -144,31 +139,31 @@ RULES: Final = (
         lambda d: d.about is DataAbout.OVERLAP and SAMPLERS[d.sampler] in SAMPLERS[1:3], DataCause.OWN_ORDER,
         "each rank reads all the data in an order of its own, so that an epoch goes {of} times through them; right"
         " only where that is meant",
-        "to go through them once, give the DataLoader a DistributedSampler", is_certain=False,
+        "to go through them once, give the DataLoader a DistributedSampler", Severity.WARNING,
     ),
     DataRule(
         _is(DataAbout.OVERLAP), DataCause.OVERLAP,
         "shards overlap: about {share} of the samples were read by several ranks; right only where samples are drawn"
         " with replacement",
-        "split the data by rank so that each sample is on one rank", is_certain=False,
+        "split the data by rank so that each sample is on one rank", Severity.WARNING,
     ),
     DataRule(
         _is(DataAbout.SIZES), DataCause.UNEVEN,
         "batches differ in size between ranks, {small} to {large}, and DDP gives each rank the same weight: samples"
         " of the smaller ones count {times} times as much",
         "give all ranks batches of one size, or weigh each loss by world size x its samples / samples of all ranks",
-        is_certain=False,
+        Severity.WARNING,
     ),
     DataRule(
         lambda d: d.about is DataAbout.RANDOM and d.is_forward, DataCause.SAME_RANDOM,
         "{ranks} draw the same random numbers in training: dropout and augmentation are alike on them; right only"
         " where that is meant",
-        "after the model is made, torch.manual_seed(seed + rank)", is_certain=False,
+        "after the model is made, torch.manual_seed(seed + rank)", Severity.NOTICE,
     ),
     DataRule(
         _is(DataAbout.RANDOM), DataCause.SAME_SEED,
         "the DataLoader workers of {ranks} have the same seed: augmentation is alike on them; right only where that"
         " is meant",
-        "give the DataLoader a generator seeded with seed + rank", is_certain=False,
+        "give the DataLoader a generator seeded with seed + rank", Severity.NOTICE,
     ),
 )  # fmt: skip

@@ -43,7 +43,7 @@ def _error_of(state: JobState, failure: Failure) -> JobError:
         case FailureKind.TIMEOUT:
             return RendezvousTimeoutError(reason, job_id=job_id, rank=failure.rank)
         case FailureKind.MISMATCH if failure.mismatch is not None:
-            fix = explain(failure.mismatch, failure.step or 0).fix
+            fix = explain(failure.mismatch, failure.step or 0).advice
             return GradientMismatchError(
                 reason, job_id=job_id, rank=failure.rank, hint=fix, step=failure.step, mismatch=failure.mismatch
             )

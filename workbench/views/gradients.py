@@ -22,7 +22,7 @@ from workbench.events import (
 )
 from workbench.state import Mismatch, Side
 from workbench.telemetry import Check, ConsistencyReport
-from workbench.views.found import Found, found_text, of_doubt, of_repair, of_standing
+from workbench.views.found import Found, of_doubt, of_mismatch, of_repair, of_standing
 from workbench.views.statistics import StatisticsBuilder, StatisticsView
 from workbench.views.wording import count, percent, plural, ranks_text
 
@@ -180,18 +180,7 @@ class GradientsBuilder:
         self._counts["mismatches"] += 1
         mismatch = event.mismatch
         self._sides = mismatch.sides
-        self._tell(
-            Found(
-                step=event.step,
-                time=event.time,
-                tone="bad",
-                kind=event.cause,
-                sentence=event.sentence,
-                evidence=event.evidence,
-                fix=event.fix,
-                sides=mismatch.sides,
-            )
-        )
+        self._tell(of_mismatch(event))
         for name in mismatch.tensors[:1]:
             self._worst[name] = _worse(self._worst.get(name), name, mismatch, event.step)
         if len(self._worst) > 4 * WORST:
@@ -347,8 +336,3 @@ def strip(view: GradientsView, width: int = 40) -> list[str]:
         return []
     room = max(len(lane.label) for lane in view.lanes)
     return [f"{lane.label:<{room}}  {''.join(state.value for state in lane.states[-width:])}" for lane in view.lanes]
-
-
-def news(view: GradientsView, most: int = 3) -> list[str]:
-    """The newest findings that somebody has to know of, a line each."""
-    return [found_text(found) for found in view.found if found.tone != "muted"][:most]

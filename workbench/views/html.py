@@ -16,7 +16,7 @@ from typing import Final
 from urllib.parse import urlencode
 
 from workbench.feed import JobSummary, PoolStatus
-from workbench.views.gradients import Agreement, GradientsView, agreement_line, news, strip
+from workbench.views.gradients import Agreement, GradientsView, agreement_line, strip
 from workbench.views.job import JobView
 from workbench.views.sides import Side, asked_table, outcome_table
 from workbench.views.statistics import statistics_line
@@ -128,8 +128,8 @@ def snapshot_pool_html(pool: PoolStatus) -> str:
 
 
 def _gradients(view: GradientsView) -> str:
-    """A line, the newest findings, and ranks by time where they did not all agree."""
-    lines = [line for line in (agreement_line(view), statistics_line(view.statistics)) if line] + news(view)
+    """A line or two, and ranks by time where they did not all agree."""
+    lines = [line for line in (agreement_line(view), statistics_line(view.statistics)) if line]
     rows = strip(view)
     if not rows:
         return _paragraphs(lines)

@@ -23,11 +23,12 @@ from workbench.events import Event, GradientMismatched, NonFiniteFound, SlotsGra
 from workbench.feed import Bucket, Total, Update
 from workbench.findings import Finding
 from workbench.spec import EntrypointKind
-from workbench.state import Checkpoint, Failure, JobPhase, JobState, RankPhase, RankState
+from workbench.state import Checkpoint, Failure, FailureKind, JobPhase, JobState, RankPhase, RankState
 from workbench.telemetry import RankBeat
 from workbench.views.buckets import across_ranks, join, merge, merge_totals
 from workbench.views.checkpoints import CheckpointList
 from workbench.views.curve import LossPoint
+from workbench.views.found import current
 from workbench.views.gradients import GradientsBuilder, GradientsView
 from workbench.views.loss import Ranks, diagnose
 from workbench.views.series import History, RankPoint, SeriesPoint, known, per_second, point_of, rank_point_of
@@ -115,7 +116,7 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     output_dropped: int = 0
     timeline: Timeline | None = None  # None: the record's beginning has not come
     checkpoints: tuple[Checkpoint, ...] = ()  # the newest first
-    findings: tuple[Finding, ...] = ()  # about the loss
+    findings: tuple[Finding, ...] = ()  # about the loss, and about what ranks hold and read
     gradients: GradientsView = GradientsView()
 
 
@@ -198,6 +199,7 @@ class ViewBuilder:
         )
         samples, tokens, step_time = self._rates(state, rows, window)
         progress, counts_steps = self._progress(rows)
+        gradients = self._gradients.view()
         return JobView(
             job_id=state.job_id,
             label=state.spec.label,
@@ -231,9 +233,15 @@ class ViewBuilder:
             output_dropped=self._output_dropped,
             timeline=self._timeline.timeline(self._totals.items, self._now) if self._timeline.has_begun else None,
             checkpoints=self._checkpoints.newest_first,
-            findings=diagnose(self._losses(), tuple(self._signs), _ranks_now(rows, window)),
-            gradients=self._gradients.view(),
+            findings=self._findings(state, _ranks_now(rows, window), gradients),
+            gradients=gradients,
         )
+
+    def _findings(self, state: JobState, ranks: Ranks, gradients: GradientsView) -> tuple[Finding, ...]:
+        is_well = state.phase in (JobPhase.HEALTHY, JobPhase.SUCCEEDED)
+        is_told = not is_well and state.failure is not None and state.failure.kind is FailureKind.DIVERGED
+        loss = () if is_told else diagnose(self._losses(), tuple(self._signs), ranks)
+        return *loss, *(one.finding for one in current(gradients.found, state.restart_count))
 
     def _losses(self) -> list[LossPoint]:
         """With those of ranks where all of them, or the newest at least, are known by rank."""

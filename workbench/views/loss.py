@@ -171,7 +171,8 @@ def _no_bad_data(signs: Signs) -> str:
 
 def _stale(signs: Signs) -> str:
     if signs.mismatch is not None:
-        return f"replicas differ since step {signs.mismatch.step}: {signs.mismatch.cause or 'see the consistency view'}"
+        why = signs.mismatch.finding.cause if signs.mismatch.finding is not None else "see the consistency view"
+        return f"replicas differ since step {signs.mismatch.step}: {why}"
     steps = signs.ranks.steps
     if steps and max(steps.values()) - min(steps.values()) > signs.ranks.recent + 1:
         last = min(steps, key=steps.__getitem__)

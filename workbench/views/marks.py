@@ -29,6 +29,7 @@ from workbench.events import (
     StragglerGone,
 )
 from workbench.state import THE_START, Checkpoint
+from workbench.views.found import finding_of
 from workbench.views.spans import Mark, MarkKind, runs_of
 from workbench.views.wording import plural, seconds, size, span
 
@@ -108,11 +109,7 @@ def _checkpoint(checkpoint: Checkpoint) -> str:
 
 
 def _differed(event: GradientMismatched) -> _Told:
-    what = (
-        event.sentence
-        or f"step {event.step:,}: {_ranks(event.mismatch.ranks)} differ in {event.mismatch.compared.value}"
-    )
-    return _Told(MarkKind.MISMATCH, what, event.mismatch.ranks, event.step)
+    return _Told(MarkKind.MISMATCH, finding_of(event).dated(), event.mismatch.ranks, event.step)
 
 
 def _ranks(ranks: tuple[int, ...]) -> str:

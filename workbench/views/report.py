@@ -15,6 +15,7 @@ import msgspec
 from workbench.spec import EntrypointKind, JobSpec
 from workbench.views.charts import Series, chart, lanes
 from workbench.views.compare import Trace, curve
+from workbench.views.gradients import agreement_line
 from workbench.views.html import table_html
 from workbench.views.job import JobView
 from workbench.views.story import attempts_table, since, story_lines
@@ -77,7 +78,7 @@ def report_html(
 
 def _chapter(chapter: Chapter) -> str:
     view, trace = chapter.view, chapter.trace
-    told = [headline(view), progress_line(view), view.reason, *notes(view)]
+    told = [headline(view), progress_line(view), view.reason, *notes(view), agreement_line(view.gradients)]
     if view.timeline is not None:
         told += story_lines(view.timeline, most=10)
     parts = [f'<section aria-label="{_text(view.job_id)}"><h2 id="{_text(view.job_id)}">{_text(view.job_id)}</h2>']

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Final, NamedTuple
 
 from workbench.feed import JobSummary, PoolStatus
-from workbench.state import Checkpoint, FailureKind, JobPhase
+from workbench.state import Checkpoint, JobPhase
 from workbench.views.advice import advise
 from workbench.views.job import JobView, RankRow
 from workbench.views.wording import (
@@ -313,12 +313,10 @@ def notes(view: JobView) -> list[str]:
 
 
 def hints(view: JobView) -> list[str]:
-    """What is likely behind the failure of a job that does not run, or behind a loss, and what to do about it."""
+    """What is likely behind the failure of a job that does not run, behind a loss or a difference, and what to do."""
     is_well = view.phase in (JobPhase.HEALTHY, JobPhase.SUCCEEDED)
     advice = advise(view.failure) if view.failure is not None and not is_well else None
     told = advice.remedy() if advice else []
-    if not is_well and view.failure is not None and view.failure.kind is FailureKind.DIVERGED:
-        return told  # the reason tells of the loss already
     return [*told, *(line for finding in view.findings for line in finding.lines())]
 
 

@@ -11,7 +11,7 @@ from typing import Final
 from workbench.feed import JobSummary, PoolStatus
 from workbench.state import Checkpoint
 from workbench.views.compare import Line
-from workbench.views.gradients import agreement_line, news, strip
+from workbench.views.gradients import agreement_line, strip
 from workbench.views.job import JobView
 from workbench.views.statistics import statistics_line
 from workbench.views.story import story_lines
@@ -124,11 +124,10 @@ def render_pool(pool: PoolStatus, width: int = WIDTH, *, color: bool = False) ->
 
 
 def _gradients(view: JobView, width: int) -> list[str]:
-    """Whether replicas agree and what gradients are like, a line each; what was found, and when, where they did not."""
+    """Whether replicas agree and what gradients are like, a line each; by rank and time where they did not agree."""
     line, looked = agreement_line(view.gradients), statistics_line(view.gradients.statistics)
     lines = [*([line] if line else []), *(_wrapped(looked, width, indent="  ") if looked else [])]
-    told = [part for text in news(view.gradients) for part in _wrapped(text, width, indent="  ")]
-    return [*lines, *told, *strip(view.gradients)]
+    return [*lines, *strip(view.gradients)]
 
 
 def _notes(view: JobView, width: int) -> list[str]:

@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from workbench.findings import Severity
 from workbench.policy.data import explain_data
 from workbench.policy.standing import Marks, advance
 from workbench.state import DataDoubt
@@ -121,7 +122,9 @@ def main(kind: str, steps: int) -> None:
 
 def is_hint(event: str, fields: dict[str, Any]) -> bool:
     """What is said to be on purpose perhaps, such as batches that are uneven."""
-    return event == "DataDoubted" and not explain_data(msgspec.convert(fields["doubt"], DataDoubt), 0).is_certain
+    if event != "DataDoubted":
+        return False
+    return explain_data(msgspec.convert(fields["doubt"], DataDoubt), 0).severity is not Severity.ERROR
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Final
 
 from workbench.views.acts import Act
-from workbench.views.findings import Finding, Severity, findings
+from workbench.views.findings import Shown, findings
 from workbench.views.job import JobView
 from workbench.views.panels import PanelView
 from workbench_widgets.live import Live
@@ -14,7 +14,7 @@ from workbench_widgets.panels.markup import esc, rank_button
 from workbench_widgets.source import Choice
 from workbench_widgets.style import PANEL
 
-MARKS: Final = {Severity.ERROR: ("✗", "bad"), Severity.WARNING: ("▲", "warn"), Severity.HINT: ("●", "accent")}
+MARKS: Final = {"error": ("✗", "bad"), "warning": ("▲", "warn"), "notice": ("●", "accent")}
 DOES: Final = {"resume": "Resume from the newest checkpoint", "stacks": "Show the stacks"}
 NOTHING_FOUND: Final = '<p class="muted"><span aria-hidden="true">✓</span> Nothing stands out.</p>'
 
@@ -26,7 +26,7 @@ class Findings:
         self, on_act: Callable[[Act], None], on_rank: Callable[[str, str], None], *, may_act: bool = True
     ) -> None:
         self._on_act, self._on_rank, self._may_act = on_act, on_rank, may_act
-        self._found: tuple[Finding, ...] = ()
+        self._found: tuple[Shown, ...] = ()
         self._rank: int | None = None
         self.root = Live(name="findings", stylesheets=[PANEL], markup=NOTHING_FOUND, on_action=self._pressed)
 
@@ -46,25 +46,24 @@ class Findings:
             self._on_act(act)
 
 
-def findings_html(found: tuple[Finding, ...], chosen: int | None = None, *, may_act: bool = True) -> str:
+def findings_html(found: tuple[Shown, ...], chosen: int | None = None, *, may_act: bool = True) -> str:
     if not found:
         return NOTHING_FOUND
     return f'<ul class="findings">{"".join(_item(one, chosen, may_act) for one in found)}</ul>'
 
 
-def _item(one: Finding, chosen: int | None, may_act: bool) -> str:
-    mark, tone = MARKS[one.severity]
-    ranks = "".join(rank_button(rank, is_chosen=rank == chosen) for rank in one.ranks)
+def _item(shown: Shown, chosen: int | None, may_act: bool) -> str:
+    one, act = shown.finding, shown.act
+    mark, tone = MARKS[one.severity.value]
+    ranks = "".join(rank_button(rank, is_chosen=rank == chosen) for rank in shown.ranks)
     more = [
-        f'<span class="muted">seen:</span> {esc(one.evidence)}' if one.evidence else "",
+        f'<span class="muted">seen:</span> {esc("; ".join(one.evidence))}' if one.evidence else "",
         f'<span class="muted">likely cause:</span> {esc(one.cause)}' if one.cause else "",
         f'<span class="muted">what to do:</span> {esc(one.advice)}' if one.advice else "",
     ]
-    button = (
-        f'<button data-do="{one.act.name}">{DOES[one.act.name]}</button>' if one.act is not None and may_act else ""
-    )
+    button = f'<button data-do="{act.name}">{DOES[act.name]}</button>' if act is not None and may_act else ""
     lines = "".join(f"<p>{line}</p>" for line in more if line)
     return (
         f'<li><p><span class="tone-{tone} phase"><span aria-hidden="true">{mark}</span> {one.severity.value}</span> '
-        f"{esc(one.symptom)} {ranks}</p>{lines}{button}</li>"
+        f"{esc(one.dated())} {ranks}</p>{lines}{button}</li>"
     )

@@ -31,7 +31,9 @@ EMPTY: Final = (
     "<code>optimizer.step()</code> on.</p>"
 )
 SHOWN: Final = 4  # findings above the fold
-MARKS: Final = {"bad": "✗", "warn": "!", "good": "↻", "muted": "·"}
+# By a finding's severity: the mark beside the word, and the style.
+MARKS: Final = {"error": ("✗", " bad"), "warning": ("!", ""), "notice": ("·", " quiet")}
+GOOD: Final = ("↻", " good")
 TEXT_FROM: Final = 2  # columns a block has room for its mark from
 
 
@@ -74,12 +76,13 @@ def _findings(view: GradientsView) -> str:
 
 
 def _finding(found: Found) -> str:
-    tone = {"bad": " bad", "warn": "", "good": " good", "muted": " quiet"}[found.tone]
-    kind = f"<b>{MARKS[found.tone]} {esc(found.kind)}</b> · " if found.kind else ""
-    advice = f'<div class="muted">→ {esc(found.fix)}</div>' if found.fix else ""
-    evidence = "".join(f"<li>{esc(line)}</li>" for line in found.evidence)
+    one = found.finding
+    mark, tone = GOOD if found.is_good else MARKS[one.severity.value]
+    kind = f"<b>{mark} {'repaired' if found.is_good else one.severity.value}</b> · "
+    advice = "".join(f'<div class="muted">{esc(line)}</div>' for line in one.remedy())
+    evidence = "".join(f"<li>{esc(line)}</li>" for line in one.evidence)
     why = f"<details><summary>evidence</summary><ul>{evidence}</ul></details>" if evidence else ""
-    return f'<div class="notice{tone}" role="note">{kind}{esc(found.sentence)}{advice}{why}</div>'
+    return f'<div class="notice{tone}" role="note">{kind}{esc(one.dated())}{advice}{why}</div>'
 
 
 # --- ranks by time ----------------------------------------------------------------------------------------------------
