@@ -18,6 +18,7 @@ from workbench.events import (
     FaultHappened,
     FaultInjected,
     GradientMismatched,
+    GradientsStoodOut,
     LaunchRequested,
     NonFiniteFound,
     PhaseChanged,
@@ -307,6 +308,7 @@ def test_a_resume_is_another_attempt_and_the_time_between_is_nobody_s() -> None:
 def test_everything_worth_a_mark_has_one() -> None:
     bad = Checkpoint(step=5, path="/c/5", world_size=2, saved_at=4.0, problem="model.pt is 12 bytes short")
     differs = Mismatch(compared=Compared.PARAMETERS, ranks=(1,))
+    stands = Finding(symptom="the gradients of rank 1 are 3 times smaller", cause="its shard", advice="swap it", step=9)
     odd = Finding(symptom="rank 1 deviates", cause="bits flipped", advice="repair it", step=9)
     record = [
         *launched(),
@@ -315,6 +317,7 @@ def test_everything_worth_a_mark_has_one() -> None:
         NonFiniteFound(time=4.6, restart_count=0, rank=1, step=9, what="loss"),
         GradientMismatched(time=4.7, restart_count=0, step=9, mismatch=differs, finding=odd),
         ReplicasRepaired(time=4.8, restart_count=0, step=9, ranks=(1,), source=0, tensors=1, size=64),
+        GradientsStoodOut(time=4.85, restart_count=0, step=9, ranks=(1,), about="norm", score=-7.25, finding=stands),
         FaultInjected(time=4.9, fault="kill", rank=1),
         FaultHappened(time=4.95, restart_count=0, fault="kill", rank=1, step=10),
         *killed(5.0, 1),
@@ -328,6 +331,10 @@ def test_everything_worth_a_mark_has_one() -> None:
         ("NON_FINITE", "loss of rank 1 is not finite at step 9"),
         ("MISMATCH", "step 9: rank 1 deviates"),
         ("REPAIRED", "rank 1 given what rank 0 has, bit for bit"),
+        (
+            "STANDS_OUT",
+            "step 9: the gradients of rank 1 are 3 times smaller (robust z -7.25); likely cause: its shard",
+        ),
         ("REQUESTED", "kill asked for on rank 1"),
         ("INJECTED", "kill done to rank 1 on purpose"),
         ("FAILED", "rank 1 killed by SIGKILL at step 10"),

@@ -34,15 +34,25 @@ from workbench_widgets.panels.timeline import (
 from workbench_widgets.theme import LANE_COLOURS, LANE_HATCHES, THEMES, colour, lane_colour
 
 from workbench.errors import CheckpointNotFoundError, UsageError
-from workbench.events import CheckpointRefused, CheckpointSaved, Event, FaultHappened, StragglerDetected
+from workbench.events import (
+    CheckpointRefused,
+    CheckpointSaved,
+    Event,
+    FaultHappened,
+    GradientsStoodOut,
+    StragglerDetected,
+)
+from workbench.findings import Finding
 from workbench.session import Session
 from workbench.session.controls import session_panel
 from workbench.state import Checkpoint, CheckpointTier, JobPhase
 from workbench.views.acts import Act, why_not
+from workbench.views.charts import lanes
 from workbench.views.checkpoints import CheckpointList
 from workbench.views.job import JobView
 from workbench.views.lane_rows import rows_of
-from workbench.views.spans import MarkKind, SpanKind, Timeline
+from workbench.views.lane_text import render_timeline
+from workbench.views.spans import LETTERS, MarkKind, SpanKind, Timeline
 
 
 def point(step: int, **changes: Any) -> Checkpoint:
@@ -90,6 +100,26 @@ def test_marks_in_one_place_are_one_that_tells_all() -> None:
     assert [line[:8] for line in data["words"][0].split("<br>")] == ["<b>I</b>", "<b>F</b>", "<b>D</b>", "<b>R</b>"]
     near = timeline(*launched(), happened, *killed(5.0, 1), began(5.6, 1, 11))
     assert len(clusters_of(near)) > 1
+
+
+def test_a_rank_that_stands_out_has_a_letter_of_its_own_and_its_cause_when_hovering() -> None:
+    finding = Finding(symptom="the gradients of rank 1 are twice as large", cause="its shard", advice="swap", step=8)
+    stands = GradientsStoodOut(
+        time=2.0, restart_count=0, step=8, ranks=(1,), about="norm", score=8.5, finding=finding
+    )  # fmt: skip
+    found = timeline(*launched(), stands, now=500.0)
+    data = marks_data(found, "light")
+    at = data["letter"].index("O")
+    for words in ("<b>O</b>", "rank 1", "robust z +8.5", "likely cause: its shard"):
+        assert words in data["words"][at]
+    assert data["colour"][at] == colour("warn", "light")
+    assert "gradients stand out" in head_html(found) and "gradients stand out" in tables_html(found)
+    assert "  O  " in render_timeline(found, "job") and "likely cause: its shard" in lanes(found)
+
+
+def test_every_kind_of_mark_has_a_letter_of_its_own_and_a_weight() -> None:
+    assert set(LETTERS) == set(MarkKind) == set(WEIGHT)
+    assert len(set(LETTERS.values())) == len(LETTERS)
 
 
 def test_the_chart_draws_and_takes_on_a_theme() -> None:

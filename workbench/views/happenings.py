@@ -28,7 +28,16 @@ from workbench.views.wording import exit_text, plural
 
 MOST: Final = 300
 TROUBLE: Final = frozenset(
-    (MarkKind.FAILED, MarkKind.STALLED, MarkKind.SAVE_FAILED, MarkKind.REFUSED, MarkKind.STRAGGLER, MarkKind.NON_FINITE)
+    (
+        MarkKind.FAILED,
+        MarkKind.STALLED,
+        MarkKind.SAVE_FAILED,
+        MarkKind.REFUSED,
+        MarkKind.STRAGGLER,
+        MarkKind.NON_FINITE,
+        MarkKind.MISMATCH,
+        MarkKind.STANDS_OUT,
+    )
 )
 
 

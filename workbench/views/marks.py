@@ -15,6 +15,7 @@ from workbench.events import (
     FaultHappened,
     FaultInjected,
     GradientMismatched,
+    GradientsStoodOut,
     NonFiniteFound,
     PhaseChanged,
     RecoveryStarted,
@@ -112,6 +113,13 @@ def _differed(event: GradientMismatched) -> _Told:
     return _Told(MarkKind.MISMATCH, finding_of(event).dated(), event.mismatch.ranks, event.step)
 
 
+def _stood_out(event: GradientsStoodOut) -> _Told:
+    """Who, by how much, and what is likely behind it; of two ranks both, and no score."""
+    found = event.finding
+    score = f" (robust z {event.score:+.3g})" if event.score else ""
+    return _Told(MarkKind.STANDS_OUT, f"{found.dated()}{score}; likely cause: {found.cause}", event.ranks, event.step)
+
+
 def _ranks(ranks: tuple[int, ...]) -> str:
     return plural(len(ranks), "rank") if len(ranks) != 1 else f"rank {ranks[0]}"
 
@@ -156,6 +164,7 @@ _TELL: Final[Mapping[type, Callable[[Any], _Told | None]]] = {
         MarkKind.NON_FINITE, f"{e.what} of rank {e.rank} is not finite at step {e.step:,}", (e.rank,), e.step
     ),
     GradientMismatched: _differed,
+    GradientsStoodOut: _stood_out,
     ReplicasRepaired: lambda e: _Told(
         MarkKind.REPAIRED, f"{_ranks(e.ranks)} given what rank {e.source} has, bit for bit", e.ranks, e.step
     ),

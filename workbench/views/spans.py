@@ -49,6 +49,7 @@ class MarkKind(enum.Enum):
     NON_FINITE = "not a number"
     MISMATCH = "ranks differ"
     REPAIRED = "repaired"
+    STANDS_OUT = "gradients stand out"
     ENDED = "ended"
 
 
@@ -68,6 +69,7 @@ LETTERS: Final[Mapping[MarkKind, str]] = {
     MarkKind.NON_FINITE: "N",
     MarkKind.MISMATCH: "M",
     MarkKind.REPAIRED: "P",
+    MarkKind.STANDS_OUT: "O",
     MarkKind.ENDED: "E",
 }
 

@@ -40,6 +40,7 @@ WEIGHT: Final = (
     MarkKind.REFUSED,
     MarkKind.SAVE_FAILED,
     MarkKind.INJECTED,
+    MarkKind.STANDS_OUT,
     MarkKind.STRAGGLER,
     MarkKind.ENDED,
     MarkKind.RECOVERED,
@@ -237,9 +238,8 @@ def _told(cluster: Cluster, clock: Clock) -> str:
 
 
 def _mark_colour(kind: MarkKind, theme: str) -> str:
-    name = (
-        "bad" if kind in BAD else "warn" if kind is MarkKind.INJECTED else "good" if kind is MarkKind.RECOVERED else ""
-    )
+    is_doubtful = kind in (MarkKind.INJECTED, MarkKind.STANDS_OUT)
+    name = "bad" if kind in BAD else "warn" if is_doubtful else "good" if kind is MarkKind.RECOVERED else ""
     return colour(name or ("accent" if kind is not MarkKind.SAVED else "muted"), theme)
 
 
