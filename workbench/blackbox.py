@@ -69,6 +69,7 @@ _GAUGES: Final = struct.Struct("<dd")  # learning rate, share of communication t
 _TRAFFIC: Final = struct.Struct("<24sqq")  # name, calls, bytes
 KINDS: Final = 8  # of calls that are counted, each under its name
 _HEAD_AT, _NOW_AT, _COLLECTIVE_AT, _PROGRESS_AT, _PATIENCE_AT, _GAUGES_AT, _TRAFFIC_AT = 16, 24, 48, 120, 136, 152, 168
+HEAD_WORD, NOW_WORD, FIRST_WORD, ROW_WORDS = _HEAD_AT // 8, _NOW_AT // 8, HEADER_SIZE // 8, STEP.size // 8
 _END: Final = _TRAFFIC_AT + KINDS * _TRAFFIC.size
 SIZE: Final = HEADER_SIZE + CAPACITY * STEP.size
 
@@ -119,7 +120,8 @@ class Writer:
     """The rank's side. Every method is one or two stores; none raises, allocates much or waits.
 
     `now(step, activity, since)` says what the rank is doing, from `since` on; `step` = steps finished so far.
-    `record(*step, activity)` appends the fields of a `StepRecord`; from its end on the rank is in `activity`.
+    `record(*step, activity)` appends the fields of a `StepRecord`; from its end on the rank is in `activity`. Who ends
+    a step in a µs does the same by itself in `words` and `times`, the whole box as 8-byte integers and floats.
     """
 
     def __init__(self, buffer: Buffer) -> None:
@@ -127,7 +129,8 @@ class Writer:
         self._buffer = buffer
         # Several times a step: one call into C costs a fraction of a Python function.
         self.now: Callable[[int, int, float], None] = partial(_NOW.pack_into, buffer, _NOW_AT)
-        self.record = _recorder(buffer)
+        self.words, self.times = memoryview(buffer).cast("q"), memoryview(buffer).cast("d")
+        self.record = _recorder(self.words, self.times)
         self.learning_rate: Callable[[float], None] = partial(_FIELD.pack_into, buffer, _GAUGES_AT)
         self.hidden: Callable[[float], None] = partial(_FIELD.pack_into, buffer, _GAUGES_AT + _FIELD.size)
 
@@ -163,18 +166,16 @@ class Writer:
             _FIELD.pack_into(self._buffer, at, value)
 
 
-def _recorder(buffer: Buffer) -> Callable[..., None]:
+def _recorder(words: memoryview[int], times: memoryview[float]) -> Callable[..., None]:
     """Stores through views and a closure: out of the caches, as it always is, a third of what `pack_into` costs."""
-    words, times = memoryview(buffer).cast("q"), memoryview(buffer).cast("d")
-    head_at, now_at, first, width = _HEAD_AT // 8, _NOW_AT // 8, HEADER_SIZE // 8, STEP.size // 8
 
     def record(
         step: int, end: float, duration: float, data: float, forward: float, backward: float, comm: float,
         optimizer: float, checkpoint: float, samples: float, tokens: float, loss: float,
         activity: int = Activity.RUNNING,
     ) -> None:  # fmt: skip
-        head = words[head_at]
-        at = first + head % CAPACITY * width
+        head = words[HEAD_WORD]
+        at = FIRST_WORD + head % CAPACITY * ROW_WORDS
         words[at] = step
         times[at + 1] = end
         times[at + 2] = duration
@@ -187,10 +188,10 @@ def _recorder(buffer: Buffer) -> Callable[..., None]:
         times[at + 9] = samples
         times[at + 10] = tokens
         times[at + 11] = loss
-        words[head_at] = head + 1
-        words[now_at] = step
-        words[now_at + 1] = activity
-        times[now_at + 2] = end
+        words[HEAD_WORD] = head + 1
+        words[NOW_WORD] = step
+        words[NOW_WORD + 1] = activity
+        times[NOW_WORD + 2] = end
 
     return record
 
