@@ -421,7 +421,7 @@ def test_what_few_short_steps_have_is_counted_too(watched: Watched, model: nn.Mo
             watched.observer.report("loss", 0.5)
             torch.save(model.state_dict(), io.BytesIO())
     for record in watched.records()[1:]:
-        assert (record.tokens, record.loss) == (7.0, 0.5) and record.checkpoint > 0
+        assert (record.tokens, record.loss) == (7.0, 0.5) and record.checkpoint > 0 and record.data > 0
         assert min(record[3:9]) >= 0 and sum(record[3:9]) <= record.duration * 1.001
     assert watched.samples() == SIZES * observe.EACH
 
