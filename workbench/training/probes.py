@@ -10,6 +10,7 @@ from types import FunctionType
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.compiler import is_dynamo_compiling as tracing
 
 from workbench.blackbox import CAPACITY, FIRST_WORD, HEAD_WORD, NO_LOSS, NOW_WORD, ROW_WORDS
@@ -166,7 +167,10 @@ def _watch_loaders(observer: Observer) -> None:
             try:
                 batch = plain(self)
                 if training():
-                    pending[id(self)] = size(batch)
+                    # What `size` gives, without the call, of what most loaders give: a list that begins with a tensor.
+                    is_usual = type(batch) is list and batch and type(batch[0]) is Tensor
+                    shape = batch[0].shape if is_usual else None
+                    pending[id(self)] = shape[0] if shape else size(batch)
                 return batch
             except StopIteration:
                 pending.pop(id(self), None)
