@@ -123,3 +123,17 @@ def test_one_rank_with_another_number_is_seen_whatever_it_is(lane: str, other: i
 def test_the_row_is_as_long_for_any_model_and_small() -> None:
     assert len(lanes.row({})) == lanes.SIZE == len(lanes.row({"gradients": 1}))
     assert 8 * lanes.SIZE <= 256
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_what_is_summed_in_pieces_has_the_digest_that_torch_gives_it_at_once(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tensors of a length, and of an address, that fit no word, row, column or piece as well."""
+    words = 9 * digest.PIECE * digest.COLUMN + 5 * digest.COLUMN + 3
+    base = some(words * 8 // dtype.itemsize + 3, dtype)
+    tensors = [base, base[1:], base[: 4 * digest.PIECE * digest.COLUMN], base[3:-2]]
+    in_pieces = [of(tensor) for tensor in tensors]
+    assert of(flipped(base, base.numel() - 1, 0)) != in_pieces[0] != of(flipped(base, base.numel() // 2, 7))
+    monkeypatch.setattr(digest, "_numpy", lambda: None)
+    assert [of(tensor) for tensor in tensors] == in_pieces

@@ -21,6 +21,7 @@ import torch
 
 ROW: Final = 511
 COLUMN: Final = 512
+PIECE: Final = 128  # rows of `COLUMN` words: half a megabyte, which a core's cache holds
 LARGE: Final = 2**16  # bytes from which a tensor is summed by itself; smaller ones are put together first
 GOLDEN: Final = -7046029254386353131  # 2^64 / golden ratio, odd, as a signed number
 MIX: Final = -4658895280553007687  # splitmix64's first multiplier
@@ -98,6 +99,8 @@ def is_dense(tensor: torch.Tensor) -> bool:
 
 def residues(values: torch.Tensor) -> list[torch.Tensor]:
     """What stands for a flat tensor: words, few where it is large."""
+    if values.device.type == "cpu" and (numpy := _numpy()) is not None:
+        return residues_in_memory(values, numpy)
     each = values.element_size()
     whole = values.numel() * each // 8 * 8 // each
     words = as_words(values[:whole])
@@ -107,7 +110,7 @@ def residues(values: torch.Tensor) -> list[torch.Tensor]:
         columns = words.numel() // COLUMN
         rows = columns * COLUMN // ROW
         table = words[: columns * COLUMN].view(-1, COLUMN)
-        found = [words[: rows * ROW].view(-1, ROW).sum(1), column_sums(table), words[rows * ROW :]]
+        found = [words[: rows * ROW].view(-1, ROW).sum(1), table.sum(0), words[rows * ROW :]]
     return [*found, padded(values[whole:])] if whole < values.numel() else found
 
 
@@ -127,11 +130,44 @@ def padded(values: torch.Tensor) -> torch.Tensor:
     return word.view(torch.int64)
 
 
-def column_sums(table: torch.Tensor) -> torch.Tensor:
-    """Modulo 2^64. numpy adds row to row, in memory's order; torch on a CPU goes down a few columns at a time."""
-    if table.device.type == "cpu" and (numpy := _numpy()) is not None:
-        return torch.from_numpy(numpy.add.reduce(table.numpy(), axis=0))
-    return table.sum(0)
+# --- on a CPU, by numpy: the same with calls that cost less than torch's, and sums of columns that go row by row ------
+
+
+def residues_in_memory(values: torch.Tensor, numpy: Any) -> list[torch.Tensor]:
+    data = values.view(torch.uint8).numpy()
+    whole = data.size // 8 * 8
+    words = data[:whole].view(numpy.int64)
+    if not words.flags.aligned:
+        words = words.copy()
+    found = [words] if whole < LARGE else sums(words, numpy)
+    if whole < data.size:
+        last = numpy.zeros(8, dtype=numpy.uint8)
+        last[: data.size - whole] = data[whole:]
+        found.append(last.view(numpy.int64))
+    return [torch.from_numpy(one) for one in found]
+
+
+def sums(words: Any, numpy: Any) -> list[Any]:
+    """By row, by column, and the words that are in no whole row; modulo 2^64.
+
+    What is larger than a core's cache goes through it in pieces that are summed both ways while they are there, so that
+    memory is read once.
+    """
+    add = numpy.add.reduce
+    height = words.size // COLUMN
+    rows = height * COLUMN // ROW
+    rest = words[rows * ROW :]
+    if height <= 4 * PIECE:
+        table = words[: height * COLUMN].reshape(-1, COLUMN)
+        return [add(words[: rows * ROW].reshape(-1, ROW), axis=1), add(table, axis=0), rest]
+    by_row, by_column, done = numpy.empty(rows, dtype=numpy.int64), numpy.zeros(COLUMN, dtype=numpy.int64), 0
+    for start in range(0, height, PIECE):
+        end = min(start + PIECE, height)
+        whole = end * COLUMN // ROW
+        by_column += add(words[start * COLUMN : end * COLUMN].reshape(-1, COLUMN), axis=0)
+        add(words[done * ROW : whole * ROW].reshape(-1, ROW), axis=1, out=by_row[done:whole])
+        done = whole
+    return [by_row, by_column, rest]
 
 
 def _numpy() -> Any:
