@@ -81,12 +81,8 @@ class CellFinished(_Report, frozen=True, kw_only=True):
     seconds: float = 0.0
 
 
-class ConsistencyReport(_Report, frozen=True, kw_only=True):
-    """What checking has found since the last report, of one optimizer; said by the lowest of the ranks that it is of.
-
-    The verdicts are those of all `ranks`. `share`: CPU time of the check over that of a step, of the rank where it is
-    largest. A step that was not checked is in no figure but `last_step - first_step + 1`.
-    """
+class _OfReplicas(_Report, frozen=True, kw_only=True):
+    """What is said of `ranks`, the replicas of one optimizer, and of a stretch of steps, by the lowest of them."""
 
     restart_count: int
     rank: int
@@ -96,6 +92,15 @@ class ConsistencyReport(_Report, frozen=True, kw_only=True):
     last_step: int
     ranks: tuple[int, ...]
     optimizer: int = 0  # in the order in which they first stepped
+
+
+class ConsistencyReport(_OfReplicas, frozen=True, kw_only=True):
+    """What checking has found since the last report, of one optimizer.
+
+    The verdicts are those of all `ranks`. `share`: CPU time of the check over that of a step, of the rank where it is
+    largest. A step that was not checked is in no figure but `last_step - first_step + 1`.
+    """
+
     checked: int = 0  # steps
     agreed: int = 0
     deviating: tuple[tuple[int, int], ...] = ()  # (rank, checks in which it deviated)
@@ -127,7 +132,7 @@ class LayerStatistics(msgspec.Struct, frozen=True, array_like=True):
     update: float  # RMS of what the optimizer added, over `weight`; 0: not measured
 
 
-class GradientStatistics(_Report, frozen=True, kw_only=True):
+class GradientStatistics(_OfReplicas, frozen=True, kw_only=True):
     """What gradients looked like in the steps that were looked at since the last such report, of one optimizer.
 
     By place in `ranks`, of a rank's own gradients before the all-reduce, medians over the steps: L2 norm, cosine to the
@@ -135,14 +140,6 @@ class GradientStatistics(_Report, frozen=True, kw_only=True):
     nothing by rank. Norms are over all elements; the rest is over some hundred thousand of them, others at each look.
     """
 
-    restart_count: int
-    rank: int
-    start: float  # epoch s
-    end: float
-    first_step: int
-    last_step: int
-    ranks: tuple[int, ...]
-    optimizer: int = 0
     samples: int = 0  # steps that were looked at
     every: int = 0  # steps between two looks
     norms: tuple[float | None, ...] = ()
