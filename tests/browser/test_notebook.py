@@ -84,7 +84,7 @@ def test_it_moves_while_a_cell_is_busy(tab: Tab, launch: Launch, cell: str) -> N
 
 
 def test_a_reload_in_a_busy_cell_brings_it_back_with_its_history(tab: Tab, launch: Launch) -> None:
-    view = show(tab, launch("steady.py", 90), "reload", SLEEP.format(seconds=40))
+    view = show(tab, launch("steady.py", 90), "reload", SLEEP.format(seconds=100))
     wait_for(lambda: view.points() >= 4, "a few seconds of history", 20)
     points = view.points()
     tab.save()
