@@ -152,6 +152,38 @@ def test_from_the_list_to_a_job_whose_numbers_move(readers: Callable[..., Reader
     reader.shot("tab-job-dark")
 
 
+def test_the_launch_form_is_for_everybody_as_it_opens_is_filled_and_refuses(
+    readers: Callable[..., Reader], session: Session
+) -> None:
+    reader, url = readers(color_scheme="light"), link()
+    reader.open(url)
+    page = reader.page
+    page.get_by_text("Launch a job").click()
+    button = page.get_by_role("button", name="Launch", exact=True)
+    assert_for_everybody(page, "give the script that the ranks are to run")
+    button.press("Enter")
+    assert_for_everybody(page, "Nothing done: give the script")
+    page.get_by_label("script", exact=True).fill("/no/such/script.py")
+    page.get_by_label("ranks", exact=True).fill("many")
+    assert_for_everybody(page, "ranks: a whole number, at least 1")
+    page.get_by_label("ranks", exact=True).fill("2")
+    page.get_by_label("the line that does the same").wait_for(timeout=10_000)
+    assert_for_everybody(page, "")
+    button.click()
+    assert_for_everybody(page, "It did not work: ")
+    reader.shot("tab-launch-refused")
+
+
+def assert_for_everybody(page: Page, said: str) -> None:
+    """The form says `said`, and axe finds nothing in either theme."""
+    status = page.locator("details.launch [role=status]")
+    wait_for(lambda: said in status.inner_text() if said else not status.inner_text(), f"it says {said!r}", 10)
+    for scheme in ("light", "dark"):
+        page.emulate_media(color_scheme=scheme)
+        page.wait_for_function("scheme => document.documentElement.dataset.theme === scheme", arg=scheme)
+        assert violations(page) == []
+
+
 def test_a_deep_link_points_at_a_rank_and_the_address_follows(readers: Callable[..., Reader], launch: Launch) -> None:
     job = launch("steady.py", 60)
     await_steps(job)

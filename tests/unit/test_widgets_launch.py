@@ -117,7 +117,9 @@ def test_why_it_cannot_be_launched() -> None:
     page.form._pressed("launch", "")
     assert "Nothing done: give the script" in page.answer() and page.pools.launched == []
     assert 'aria-disabled="true"' in page.form.root.markup and "data-copy" not in page.form.root.markup
-    page.type(script="/x.py")
+    page.type(script="/x.py", ranks="many")
+    assert "Nothing done" not in page.form.root.markup and "ranks: a whole number" in page.form.root.markup
+    page.type(ranks="")
     page.form._pressed("launch", "")
     assert "It did not work: there is no script &lt;x&gt;" in page.answer()
     nowhere = Page()

@@ -35,7 +35,8 @@ class Launch:
 
     def _pressed(self, name: str, value: str) -> None:
         if name in Form._fields:
-            self._form = self._form._replace(**{name: value})
+            said = self._said if value == getattr(self._form, name) else Launched("")  # it was of what stood there
+            self._form, self._said = self._form._replace(**{name: value}), said
         elif name == "copied":
             self._said = Launched(COPIED if value else NOT_COPIED)
         elif name == "launch":
