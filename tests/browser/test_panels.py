@@ -98,7 +98,7 @@ def test_jobs_beside_each_other(reader: Reader, tab: Tab, theme: str) -> None:
 
 
 def test_every_chart_can_be_saved(reader: Reader, tab: Tab, tmp_path: Path) -> None:
-    reader.open(tab.link("failed", read_only=True).replace("?", "?theme=dark&"))
+    reader.open(tab.link("small", read_only=True).replace("?", "?theme=dark&"))
     wait_for(lambda: reader.page.evaluate(COLOURS, "Ranks over time") > 10, "the heatmap has colours", 30, every=0.3)
     for summary in reader.page.locator("details.save summary").all():
         summary.press("Enter")
@@ -109,16 +109,21 @@ def test_every_chart_can_be_saved(reader: Reader, tab: Tab, tmp_path: Path) -> N
         name = waits.value.suggested_filename
         waits.value.save_as(tmp_path / name)
         found[name] = (tmp_path / name).read_bytes()
-    charts = ("timeline", "throughput", "loss", "ranks-over-time", "resources")
-    assert set(found) == {f"failed-{chart}.{kind}" for chart in charts for kind in ("png", "svg", "csv", "json")}
+    in_time = ("timeline", "throughput", "loss", "ranks-over-time", "resources")
+    charts = (*in_time, "agreement-of-ranks")
+    assert set(found) == {f"small-{chart}.{kind}" for chart in charts for kind in ("png", "svg", "csv", "json")}
     for chart in charts:
-        svg = ElementTree.fromstring(found[f"failed-{chart}.svg"])
+        svg = ElementTree.fromstring(found[f"small-{chart}.svg"])
         words = " ".join(filter(None, (one.text for one in svg.iter("{http://www.w3.org/2000/svg}text"))))
-        assert "0:01:00" in words and "since the start" in words + found[f"failed-{chart}.svg"].decode(), chart
-        assert found[f"failed-{chart}.png"].startswith(b"\x89PNG")
-        rows = list(csv.DictReader(found[f"failed-{chart}.csv"].decode().splitlines()))
-        assert len(rows) == len(json.loads(found[f"failed-{chart}.json"])["rows"]) > 1
-    assert reader.page.evaluate(SHADES, base64.b64encode(found["failed-ranks-over-time.png"]).decode()) > 10
+        if chart in in_time:
+            assert "0:01:00" in words and "since the start" in words + found[f"small-{chart}.svg"].decode(), chart
+        else:
+            assert "Do ranks agree?" in words and "rank 7" in words and "✓  agrees" in words and "step 720" in words
+        assert found[f"small-{chart}.png"].startswith(b"\x89PNG")
+        rows = list(csv.DictReader(found[f"small-{chart}.csv"].decode().splitlines()))
+        assert len(rows) == len(json.loads(found[f"small-{chart}.json"])["rows"]) > 1
+    assert found["small-agreement-of-ranks.svg"].decode().count('fill="rgb(230, 230, 230)"') >= 2, "words can be read"
+    assert reader.page.evaluate(SHADES, base64.b64encode(found["small-ranks-over-time.png"]).decode()) > 10
     assert violations(reader.page) == []
     reader.shot("panels-saving-dark")
 

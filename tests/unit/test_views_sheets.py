@@ -8,6 +8,7 @@ import json
 import math
 
 import pytest
+from test_views_gradients import report
 from test_views_job import NOW, bucket, history, update
 from test_views_sides import side
 from test_views_story import RECOVERED
@@ -60,6 +61,20 @@ def test_the_timeline_in_order_of_time() -> None:
     assert times == sorted(times) and {row["what"] for row in rows} == {"span", "event"}
     assert any("rank" in row["in_words"] for row in rows)
     assert SHEETS["timeline"](view_of_two(), panels_of()).rows == []
+
+
+def test_whether_ranks_agreed() -> None:
+    builder = ViewBuilder()
+    builder.add(update(checks=(report(0), report(1, agreed=9, deviating=((1, 1),)))))
+    rows = read(SHEETS["gradients"](builder.view(), panels_of()))
+    assert [(row["ranks"], row["last_step"], row["state"]) for row in rows[:4]] == [
+        ("0", "9", "agrees"), ("0", "19", "agrees"), ("1", "9", "agrees"), ("1", "19", "deviates"),
+    ]  # fmt: skip
+    assert {row["checks"] for row in rows} == {"10"} and len(rows) == 8
+    builder.add(update(checks=(report(2, ranks=1024, unclear=1),)))
+    many = read(SHEETS["gradients"](builder.view(), panels_of()))
+    assert {row["ranks"] for row in many} == {"0 2-3", "1", "4-1023"}
+    assert SHEETS["gradients"](view_of_two(), panels_of()).rows == []
 
 
 def test_jobs_laid_over_each_other() -> None:

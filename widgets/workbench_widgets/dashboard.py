@@ -143,7 +143,8 @@ class Dashboard:
         self._axis.point_at(time_of_step(view, self.choice.step))
         charts = {"throughput": self._throughput.figure, "loss": self._loss.figure, "heatmap": self._heatmap.figure,
                   "timeline": self._lanes.figure, "resources": self._resources.figure}  # fmt: skip
-        seen = (name for name, chart in charts.items() if chart.visible)
+        seen = [name for name, chart in charts.items() if chart.visible]
+        seen += ["gradients"] if view.gradients.lanes else []
         self._exports.update({name: partial(SHEETS[name], view, more) for name in seen})
 
     def choose(self, choice: Choice) -> None:

@@ -22,6 +22,7 @@ NAMES: Final = {
     "heatmap": "ranks-over-time",
     "timeline": "timeline",
     "resources": "resources",
+    "gradients": "agreement-of-ranks",
 }
 LONGEST: Final = 100  # characters of a file's name before the panel's
 _ODD: Final = re.compile(r"[^A-Za-z0-9._-]+")

@@ -86,7 +86,8 @@ JOB_BODY: Final = """
 </div>
 <section aria-label="Resources"><h2>Resources</h2>{{ embed(roots.resources) }}
 {{ embed(roots.save_resources) }}</section>
-<section aria-label="Gradients"><h2>Do ranks agree?</h2>{{ embed(roots.gradients) }}</section>
+<section aria-label="Gradients"><h2>Do ranks agree?</h2>{{ embed(roots.gradients) }}
+{{ embed(roots.save_gradients) }}</section>
 <section aria-label="Checkpoints" data-acts><h2>Checkpoints</h2>{{ embed(roots.checkpoints) }}</section>
 """
 COMPARE_BODY: Final = """

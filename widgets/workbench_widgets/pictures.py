@@ -1,7 +1,8 @@
 """The page's script that makes files of what it shows. Nothing is fetched, and nobody else is asked.
 
-A chart is drawn once more as SVG by Bokeh; title and legend, which are HTML on the page, are drawn around it, on the
-page's colour, so that the picture can stand alone. A PNG is that SVG painted at twice its size.
+A chart is drawn once more as SVG by Bokeh, ranks by time, which are HTML, box by box; title and legend, which are HTML
+too, are drawn around it, on the page's colour, so that the picture can stand alone. A PNG is that SVG painted at twice
+its size.
 """
 
 from __future__ import annotations
@@ -29,24 +30,50 @@ if(!view||seen.has(view))continue;seen.add(view);
 if(/^(Figure|Plot)$/.test(view.model.type)){if(within(view.el,section))found=view}
 else rest.push.apply(rest,view.child_views||[])}
 return found}
+function paint(mark){ // a pattern is painted as its first colour, with a broken edge
+var style=getComputedStyle(mark),first=/rgba?\([^)]*\)/.exec(style.backgroundImage);
+return {ink:style.color,fill:first?first[0]:style.backgroundColor,hatched:!!first}}
+function edge(look){return look.hatched?' stroke="'+getComputedStyle(document.body).color+'" stroke-dasharray="2 2"':''}
+function strip(section){
+var rows=all(section,'.agree-row');
+if(!rows.length)return null;
+var whole=rows[0].getBoundingClientRect(),left=0,bottom=0;
+if(!whole.width)return null;
+var parts=rows.map(function(row){
+var place=row.getBoundingClientRect(),y=place.top-whole.top;bottom=y+place.height;
+var cells=[].slice.call(row.querySelectorAll('.agree>i')).map(function(cell){
+var box=cell.getBoundingClientRect(),look=paint(cell),x=box.left-whole.left;
+return '<rect x="'+x+'" y="'+y+'" width="'+Math.max(1,box.width-1)+'" height="'+box.height+'" fill="'+look.fill+'"'+
+edge(look)+'/><text text-anchor="middle" x="'+(x+box.width/2)+'" y="'+(y+13)+'" fill="'+look.ink+'">'+
+esc(cell.textContent)+'</text>'});
+left=row.querySelector('.agree').getBoundingClientRect().left-whole.left;
+return '<text y="'+(y+13)+'">'+esc(row.querySelector('.agree-who').textContent)+'</text>'+cells.join('')});
+var ends=all(section,'.agree-axis > span').map(function(end,k){
+return '<text x="'+(k?whole.width:left)+'" y="'+(bottom+16)+'"'+(k?' text-anchor="end"':'')+'>'+esc(end.textContent)+
+'</text>'});
+return {width:whole.width,height:bottom+20,
+text:'<g font-family="system-ui, sans-serif" font-size="12" fill="'+getComputedStyle(document.body).color+'">'+
+parts.concat(ends).join('')+'</g>'}}
+function chart(section){
+var view=plot(section);
+if(!view)return strip(section);
+if(!view.bbox.width)return null;
+var layer=view.export('svg'),text=layer.ctx.get_serialized_svg(true).replace(/^<\?xml[^>]*\?>/,'');
+return {width:view.bbox.width,height:view.bbox.height,text:text}}
 function legend(section){
 return all(section,'.legend > span').map(function(item){
 var line=item.querySelector('line'),mark=item.querySelector('i,b'),text=item.textContent.trim();
 if(line)return {text:text,line:getComputedStyle(line).stroke,dash:line.getAttribute('stroke-dasharray')||''};
 if(!mark)return {text:text};
-var letter=mark.textContent.trim(),fill=getComputedStyle(mark).backgroundColor;
-var image=getComputedStyle(mark).backgroundImage;
-var first=/rgba?\([^)]*\)/.exec(image);
-return {text:letter?text.slice(letter.length):text,letter:letter,
-fill:!letter&&first?first[0]:fill,hatched:!letter&&!!first}})}
+var letter=mark.textContent.trim(),look=paint(mark);
+return {text:letter?text.slice(letter.length):text,letter:letter,look:look}})}
 function measure(text){
 var pen=measure.pen||(measure.pen=document.createElement('canvas').getContext('2d'));pen.font=FONT;
 return pen.measureText(text).width}
 function drawn(section){
-var view=plot(section);
-if(!view||!view.bbox.width)return null;
-var layer=view.export('svg'),chart=layer.ctx.get_serialized_svg(true).replace(/^<\?xml[^>]*\?>/,'');
-var width=Math.round(view.bbox.width)+2*PAD,style=getComputedStyle(document.body);
+var body=chart(section);
+if(!body)return null;
+var width=Math.round(body.width)+2*PAD,style=getComputedStyle(document.body);
 var chosen=all(section,'select').map(function(e){return e.selectedOptions[0].textContent.trim()});
 var told=all(section,'h2').slice(0,1).concat(all(section,'.told')).map(function(e){return e.textContent.trim()});
 var title=told.concat(chosen).join(' · '),y=PAD,parts=[];
@@ -66,14 +93,14 @@ else if(item.bar){var stops=item.bar.match(/rgba?\([^)]*\)/g)||[];
 parts.push('<defs><linearGradient id="scale">'+stops.map(function(c,k){
 return '<stop offset="'+k/Math.max(1,stops.length-1)+'" stop-color="'+c+'"/>'}).join('')+
 '</linearGradient></defs><rect x="'+x+'" y="'+(y-14)+'" width="120" height="10" fill="url(#scale)"/>')}
-else if(item.fill)parts.push('<rect x="'+(x+6)+'" y="'+(y-15)+'" width="12" height="12" rx="2" fill="'+item.fill+'"'+
-(item.hatched?' stroke="'+style.color+'" stroke-dasharray="2 2"':'')+'/>');
+else if(item.look)parts.push('<rect x="'+(x+6)+'" y="'+(y-15)+'" width="12" height="12" rx="2" fill="'+item.look.fill+
+'"'+edge(item.look)+'/>');
 parts.push('<text x="'+(x+room)+'" y="'+(y-5)+'">'+esc(item.text)+'</text>');x+=wide});
-var height=y+4+Math.round(view.bbox.height)+PAD;
+var height=y+4+Math.round(body.height)+PAD;
 var head='<svg xmlns="'+NS+'" width="'+width+'" height="'+height+'" viewBox="0 0 '+width+' '+height+'"><title>'+
 esc(title)+'</title><rect width="100%" height="100%" fill="'+style.backgroundColor+'"/>';
 return {width:width,height:height,text:head+'<g font-family="system-ui, sans-serif" font-size="12" fill="'+style.color+
-'">'+parts.join('')+'</g><g transform="translate('+PAD+','+(y+4)+')">'+chart+'</g></svg>'}}
+'">'+parts.join('')+'</g><g transform="translate('+PAD+','+(y+4)+')">'+body.text+'</g></svg>'}}
 function picture(section,kind,name,tries){
 var made=drawn(section);
 if(!made){ // a chart that is still being laid out

@@ -11,15 +11,16 @@ import io
 import json
 import math
 from array import array
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
+from workbench.views.gradients import WORDS
 from workbench.views.heat import METRICS
 from workbench.views.job import JobView
 from workbench.views.panels import PanelView
 from workbench.views.series import RankPoint, SeriesPoint
 from workbench.views.sides import By, Measure, Side, curve_of, unit_of
-from workbench.views.spans import Runs
+from workbench.views.wording import rank_spans
 
 Cell = str | float | int | None
 FORMULA: Final = ("=", "+", "-", "@", "\t", "\r")  # what a spreadsheet takes for one at the beginning of a text
@@ -120,7 +121,7 @@ def _timeline(view: JobView, more: PanelView) -> Sheet:
     return Sheet(columns, sorted([*spans, *marks], key=lambda row: float(row[3] or 0.0)))
 
 
-def _ranks(runs: Runs) -> str:
+def _ranks(runs: Iterable[tuple[int, int]]) -> str:
     """`0-2 5`."""
     return " ".join(f"{first}" if first == last else f"{first}-{last}" for first, last in runs)
 
@@ -144,12 +145,26 @@ def _resources(view: JobView, more: PanelView) -> Sheet:
     return Sheet(("after_s", "what", "least", "mean", "most"), rows)
 
 
+def _gradients(view: JobView, more: PanelView) -> Sheet:
+    """Whether replicas agreed: a row a stretch of steps and ranks with one story."""
+    found = view.gradients
+    columns = ("ranks", "first_step", "last_step", "from_s", "to_s", "checks", "state")
+    rows: list[tuple[Cell, ...]] = [
+        (_ranks(rank_spans(lane.ranks)), one.first_step, one.last_step, one.start - view.submitted_at,
+         one.end - view.submitted_at, one.checked, WORDS[state])
+        for lane in found.lanes
+        for one, state in zip(found.columns, lane.states, strict=True)
+    ]  # fmt: skip
+    return Sheet(columns, rows)
+
+
 SHEETS: Final[Mapping[str, Callable[[JobView, PanelView], Sheet]]] = {
     "throughput": _throughput,
     "loss": _loss,
     "heatmap": _heatmap,
     "timeline": _timeline,
     "resources": _resources,
+    "gradients": _gradients,
 }
 
 
