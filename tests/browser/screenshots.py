@@ -1,7 +1,8 @@
 """Every panel in every state, light and dark, as PNG files in screenshots/: `make screenshots`. To be looked at.
 
 Real pools, ranks, records and pages; only the 1,024 ranks are simulated, by the benchmark's agent. About four minutes.
-Each state is a page as a whole, THEME/STATE.png, and its panels one by one, THEME/STATE/PANEL.png.
+Each state is a page as a whole, THEME/STATE.png, and its panels one by one, THEME/STATE/PANEL.png. With words,
+only what is called so is taken anew: lists, run, ends, silence, many.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ from workbench.state import JobPhase
 HERE = Path(__file__).resolve().parent
 TARGET = HERE.parent.parent / "screenshots"
 PROGRAM = HERE / "programs" / "pictured.py"
+ONLY = sys.argv[1:]
+Take = Callable[[Browser, Session], None]
 LARGE = float(os.environ.get("SCREENSHOT_SECONDS", "45"))  # s that the 1,024 ranks run before they are shown
 
 
@@ -37,7 +40,8 @@ def main() -> int:
     if path is None:
         print("there is no Chromium; `make test` installs it, or put one on the PATH")
         return 1
-    shutil.rmtree(TARGET, ignore_errors=True)
+    if not ONLY:
+        shutil.rmtree(TARGET, ignore_errors=True)
     missing = 0
     with sync_playwright() as play:
         browser = play.chromium.launch(executable_path=path, args=ARGS)
@@ -52,8 +56,10 @@ def main() -> int:
 
 def take_small(browser: Browser) -> int:
     """A pool of 4 slots, whose jobs are real; how many states could not be shown."""
+    takes = chosen({"lists": of_lists, "run": of_a_run, "ends": of_ends, "silence": of_silence})
+    if not takes:
+        return 0
     session = Session(slots=4, timeout=60)
-    takes = (of_lists, of_a_run, of_ends, of_silence)
     try:
         return sum(not tried(take, browser, session) for take in takes)
     finally:
@@ -61,7 +67,11 @@ def take_small(browser: Browser) -> int:
         stop_pool()
 
 
-def tried(take: Callable[[Browser, Session], None], browser: Browser, session: Session) -> bool:
+def chosen(takes: dict[str, Take]) -> list[Take]:
+    return [take for name, take in takes.items() if not ONLY or name in ONLY]
+
+
+def tried(take: Take, browser: Browser, session: Session) -> bool:
     """One state that cannot be brought about leaves the others."""
     try:
         take(browser, session)
@@ -127,6 +137,8 @@ def take_large(browser: Browser) -> int:
         with page_of(browser, link(job.job_id)) as page:
             shoot(page, "1024-ranks")
 
+    if not chosen({"many": of_many}):
+        return 0
     with simulated_pool() as session:
         return int(not tried(of_many, browser, session))
 

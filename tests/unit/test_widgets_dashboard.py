@@ -92,6 +92,19 @@ class Page:
         return str(self.dashboard.roots[name].markup)
 
 
+def test_a_silence_is_counted_until_news_come() -> None:
+    page = Page()
+    view = view_of(update())
+    page.source.picture = Picture(view, "the pool does not answer", heard=page.time)
+    page.change()
+    page.run(12.2)
+    assert "No data for 12 s" in page.markup("header")
+    page.source.picture = Picture(view, heard=page.time)
+    page.change()
+    page.run(3.0)
+    assert "No data for" not in page.markup("header") and page.planned == []
+
+
 def test_a_change_is_drawn_by_every_panel() -> None:
     page = Page()
     assert "reading the job" in page.markup("header")

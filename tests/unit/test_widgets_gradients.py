@@ -37,6 +37,13 @@ def test_a_rank_that_deviates_has_mark_pattern_and_words() -> None:
     assert "ranks 0, 2, 3" in page.text.replace("ranks 0, 2, 3", "ranks 0, 2, 3")
 
 
+def test_nothing_checked_yet_is_no_success() -> None:
+    builder = GradientsBuilder()
+    builder.add([mismatched(17)], ())
+    html = gradients_html(builder.view())
+    assert "no check yet</span></p>" in html and "✓" not in html
+
+
 def test_a_thousand_ranks_are_a_few_lanes() -> None:
     builder = GradientsBuilder()
     builder.add((), [report(at, ranks=1024, deviating=((7, 1),) if at == 5 else ()) for at in range(200)])

@@ -242,7 +242,7 @@ def test_the_axis_follows_and_tells_a_readers_zoom_from_its_own() -> None:
     axis.chart("x")
     axis.follow(100.0, None)
     axis.follow(160.0, 60.0)
-    assert (axis.range.start, axis.range.end) == (100.0, 160.0) and zoomed == []
+    assert (axis.range.start, axis.range.end) == (100.0, 160.6) and zoomed == []
     axis.range.update(start=120.0, end=130.0)
     assert zoomed
     axis.point_at(42.0)

@@ -118,7 +118,9 @@ def test_header_of_a_running_job() -> None:
 def test_header_says_that_it_is_stale_and_keeps_the_picture() -> None:
     text = Reader(header_html("x", Picture(view_of(update()), "the pool does not answer"))).text
     assert "No news: the pool does not answer. Below is the last that was heard. Trying again." in text
-    assert "600" in text
+    assert "600" in text and "last known:" in text and "No data for" not in text
+    html = header_html("x", Picture(view_of(update()), "the pool does not answer"), silence=12.3)
+    assert "No data for 12 s." in Reader(html).text and "12 s" not in html.partition('role="status">')[2].split("<")[0]
 
 
 def test_header_shows_the_first_cause_once_with_its_traceback() -> None:

@@ -44,6 +44,10 @@ def test_lines_of_ranks_stand_out_from_the_page(theme: str) -> None:
 
 def test_numbers_in_bars_are_black_on_light() -> None:
     assert all(contrast(value, "#000000") >= 4.5 for value in PHASE_COLOURS.values())
+    assert all(contrast(colour("other", theme), "#000000") >= 4.5 for theme in THEMES)
+    assert contrast(colour("other", "dark"), colour("page", "dark")) < contrast(
+        colour("text", "dark"), colour("page", "dark")
+    )
 
 
 def test_ranks_differ_by_colour_or_dash() -> None:

@@ -26,6 +26,10 @@ from bokeh.plotting import figure
 from workbench_widgets.theme import CHART_HEIGHT, SMALL_SIZE, colour, paint_chart
 
 LEAST: Final = 10.0  # s that an axis shows
+ROOM: Final = 0.01  # of an axis, after its newest moment: marks there are whole
+# The leftmost pixel of a canvas keeps what was painted before the layout: Bokeh clears from half a pixel on. Tooltips
+# may stand out on all sides.
+CLIP: Final = ":host{clip-path:inset(-100vh -100vw -100vh 1px)}"
 silence(MISSING_RENDERERS, True)  # a chart waits for its first line
 
 
@@ -45,7 +49,7 @@ class TimeAxis:
     def follow(self, end: float, length: float | None) -> None:
         """Show the last `length` s before `end` (None: all)."""
         start = 0.0 if length is None else max(0.0, end - length)
-        self._set = (start, max(end, start + LEAST))
+        self._set = (start, max(end + ROOM * (end - start), start + LEAST))
         self.range.update(start=self._set[0], end=self._set[1])
 
     def point_at(self, time: float | None) -> None:
@@ -78,6 +82,7 @@ class TimeAxis:
             tools="",
             min_border=4,
             min_border_left=58,
+            stylesheets=[CLIP],
             x_range=self.range,
             y_range=DataRange1d(start=0) if y_range is None else y_range,
             html_attributes={"role": "group", "aria-label": f"{label}; the same numbers are in the table below"},

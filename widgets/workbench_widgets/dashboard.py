@@ -65,6 +65,7 @@ class Dashboard:
         self._source, self._later, self._now, self._may_act = source, later, now, may_act
         self.choice = NO_CHOICE
         self._log_version, self._log_at, self._is_log_planned = -1, float("-inf"), False
+        self._is_waiting = False  # for the next second of a silence
         self._then: Picture | None = None  # the moment that the reader went back to
         self._asked: float | None = None  # the one that is being found out
         self._period = Period(self._period_changed, self._travelled, at)
@@ -106,7 +107,7 @@ class Dashboard:
         now = self._source.picture
         picture = self._then or now
         with pn.io.hold():
-            self._header.update(picture)
+            self._header.update(picture, self._silence(now))
             self._controls.update(now.view)  # what is done is done now, whatever is looked at
             if now.view is not None and picture.view is not None:
                 self._notices.update(now.view, is_over=now.is_saved)
@@ -118,6 +119,19 @@ class Dashboard:
             if self._period.paused_at is None:
                 self._draw_logs(picture.view.world_size if picture.view else 0, picture.at)
             self.frame.pulse += 1
+
+    def _silence(self, now: Picture) -> float | None:
+        """How long nothing has come where something should, s; drawn again as it grows."""
+        if not now.notice or now.heard is None:
+            return None
+        if not self._is_waiting:
+            self._is_waiting = True
+            self._later(1.0, self._waited)
+        return self._now() - now.heard
+
+    def _waited(self) -> None:
+        self._is_waiting = False
+        self.pacer.want()
 
     def _follow(self, view: JobView, now: JobView) -> None:
         """The past is shown on all of the time that there is, so that curves grow and nothing else moves."""

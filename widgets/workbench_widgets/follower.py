@@ -179,7 +179,8 @@ class Follower:
             builder.add(update)
             panels.add(update)
             self._add_output(ring, update.output)
-            self._show(Picture(builder.view(), more=panels.view(), is_saved=job.is_saved))
+            heard = time.monotonic()
+            self._show(Picture(builder.view(), more=panels.view(), is_saved=job.is_saved, heard=heard))
             if update.state.phase.is_terminal or job.is_saved:
                 settled = settled or time.monotonic()
                 if not is_news or time.monotonic() - settled > SETTLE:

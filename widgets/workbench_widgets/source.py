@@ -16,6 +16,7 @@ class Picture(NamedTuple):
     """The job as far as it is known. `view` None: nothing has come yet. `notice`: why nothing comes now, or ''.
 
     `at`: the moment of the past (epoch s) that this is of; None: now. `is_saved`: of a saved session: no pool has it.
+    `heard`: when news last came, by the monotonic clock, s.
     """
 
     view: JobView | None = None
@@ -23,6 +24,7 @@ class Picture(NamedTuple):
     more: PanelView = PanelView()
     at: float | None = None
     is_saved: bool = False
+    heard: float | None = None
 
 
 class Choice(NamedTuple):

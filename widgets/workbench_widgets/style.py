@@ -6,7 +6,8 @@ from typing import Final
 
 from workbench_widgets.theme import FONT, LOG_HEIGHT, MONO, PHASE_COLOURS, SMALL_SIZE, TEXT_SIZE, css_variables
 
-_PHASES: Final = "".join(f".phase-{name}{{background:{value}}}" for name, value in PHASE_COLOURS.items())
+_COLOURS: Final = {**PHASE_COLOURS, "other": "var(--dt-other)"}
+_PHASES: Final = "".join(f".phase-{name}{{background:{value}}}" for name, value in _COLOURS.items())
 _TONES: Final = "".join(
     f".tone-{name}{{color:var(--dt-{name})}}" for name in ("accent", "good", "warn", "bad", "muted")
 )
@@ -95,14 +96,15 @@ td button{{height:22px;padding:0 8px}}
 .hint{{margin-left:auto}}
 .tools input[type=range]{{flex:4 1 200px;max-width:none;padding:0;border:0;accent-color:var(--dt-accent)}}
 .moment{{min-width:9ch;text-align:right;font-variant-numeric:tabular-nums}}
-.done{{display:inline-flex;align-items:center;gap:8px}} .done .bar{{width:64px;margin:0}} .tall{{max-height:none}}
+.done{{display:inline-flex;align-items:center;gap:8px}} .done .bar{{width:64px;margin:0}}
+.share{{min-width:5ch}} .tall{{max-height:none}}
 .pager{{margin:8px 0 0}} .tools[role=search]{{margin:8px 0}}
 tbody tr.chosen>*{{background:var(--dt-raised)}} tbody tr.chosen>:first-child{{box-shadow:inset 3px 0 var(--dt-accent)}}
 button.pick{{border:0;background:none;height:auto;padding:0 2px;font:inherit;color:inherit}}
 button.box{{font-size:15px;line-height:1;margin-right:6px}}
 a.button{{border:1px solid var(--dt-accent);border-radius:4px;padding:2px 10px;text-decoration:none}}
 button.pick:hover{{text-decoration:underline}}
-details.save{{width:fit-content;margin-left:auto;padding:0!important;pointer-events:auto}}
+details.save{{width:fit-content;margin:var(--dt-lift,-20px) 0 0 auto;padding:0!important;pointer-events:auto}}
 details.save summary{{text-align:right}} details.save .tools{{margin:4px 0 0}}
 details[open]{{padding-bottom:20px}}
 .keeping{{justify-content:flex-end;margin:0}}
@@ -116,8 +118,8 @@ PAGE: Final = f"""
 {css_variables()}
 html,body{{margin:0;padding:0;background:var(--dt-page);color:var(--dt-text);font:{TEXT_SIZE}/1.45 {FONT}}}
 main{{padding:10px 12px 12px;max-width:1500px;margin:0 auto}}
-section{{margin-top:12px;min-width:0}} .saves{{margin-top:-20px;pointer-events:none}}
-section[aria-label=Resources] .saves{{margin-top:0}}
+section{{margin-top:12px;min-width:0}} .saves{{pointer-events:none}}
+section[aria-label=Resources],section[aria-label=Gradients]{{--dt-lift:0}}
 h2{{margin:0 0 4px;font-size:{SMALL_SIZE};font-weight:600;color:var(--dt-muted)}}
 .top{{display:flex;flex-wrap:wrap;gap:6px 24px;align-items:flex-start}}
 .top>:first-child{{flex:1 1 420px;min-width:0}} .top>:last-child{{flex:0 1 auto;max-width:100%}}

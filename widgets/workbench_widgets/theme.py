@@ -28,6 +28,7 @@ _PAIRS: Final[Mapping[str, tuple[str, str]]] = {  # name: (light, dark)
     "warn": ("#8a4b00", "#f0b04a"),
     "bad": ("#b3261e", "#ff8a80"),
     "mark": ("#fff3df", "#3a2c14"),  # behind the row that is pointed out
+    "other": ("#dddddd", "#858b92"),  # the rest of a step, with black text on it: never what shines most
 }
 # Okabe-Ito without black; yellow and sky blue are darker on white, blue lighter on black: contrast 3 and more.
 _RANKS: Final[Mapping[str, tuple[str, ...]]] = {
@@ -36,14 +37,13 @@ _RANKS: Final[Mapping[str, tuple[str, ...]]] = {
 }
 RANK_COLOURS: Final = len(_RANKS["light"])
 DASHES: Final = ("solid", (7, 4), (2, 3), (9, 3, 2, 3))
-PHASE_COLOURS: Final[Mapping[str, str]] = {  # with black text on them, in both themes
+PHASE_COLOURS: Final[Mapping[str, str]] = {  # with black text on them, in both themes; "other" is of the pairs above
     "data": "#EEDD88",
     "forward": "#99DDFF",
     "backward": "#77AADD",
     "comm": "#EE8866",
     "optimizer": "#44BB99",
     "checkpoint": "#FFAABB",
-    "other": "#DDDDDD",
 }
 
 # What ranks do, on a timeline: (light, dark), and a pattern, so that no two that mean trouble differ by colour alone.

@@ -56,16 +56,16 @@ def gradients_html(view: GradientsView) -> str:
 
 def _head(view: GradientsView) -> str:
     is_good = view.agreed == view.checked
-    mark = "✓" if is_good else "✗"
-    said = f"{count(view.agreed)} of {plural(view.checked, 'check')} agreed" if view.checked else "no check yet"
-    if is_good and view.checked:
+    tone, mark = ("good", "✓") if is_good else ("bad", "✗")
+    said = f"{count(view.agreed)} of {plural(view.checked, 'check')} agreed"
+    if not view.checked:
+        tone, mark, said = "muted", "·", "no check yet"
+    elif is_good:
         said = f"all ranks agreed at all of {plural(view.checked, 'check')}"
     pace = cadence_text(view) if view.every else f"not checked any more: {view.why_not}" if view.why_not else ""
     digest = f' · digest of gradients <span class="mono">{esc(view.digest)}</span>' if view.digest else ""
-    return (
-        f'<p><span class="tone-{"good" if is_good else "bad"}"><b aria-hidden="true">{mark}</b> {esc(said)}</span>'
-        f' <span class="muted">· {esc(pace)}{digest}</span></p>'
-    )
+    more = f' <span class="muted">· {esc(pace)}{digest}</span>' if pace or digest else ""
+    return f'<p><span class="tone-{tone}"><b aria-hidden="true">{mark}</b> {esc(said)}</span>{more}</p>'
 
 
 def _findings(view: GradientsView) -> str:

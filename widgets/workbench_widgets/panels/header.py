@@ -24,23 +24,25 @@ class Header:
 
     def __init__(self, job_id: str) -> None:
         self._job_id, self._picture, self._copied = job_id, Picture(), ""
+        self._silence: float | None = None
         self.root = Live(
             name="header", stylesheets=[PANEL], markup=header_html(job_id, Picture()), on_action=self._pressed
         )
 
-    def update(self, picture: Picture) -> None:
-        self._picture = picture
-        self.root.markup = header_html(self._job_id, picture, self._copied)
+    def update(self, picture: Picture, silence: float | None = None) -> None:
+        """`silence`: s for which nothing has come."""
+        self._picture, self._silence = picture, silence
+        self.root.markup = header_html(self._job_id, picture, self._copied, silence)
 
     def _pressed(self, name: str, value: str) -> None:
         if name == "copied":
             self._copied = COPIED if value else NOT_COPIED
-            self.update(self._picture)
+            self.update(self._picture, self._silence)
 
 
-def header_html(job_id: str, picture: Picture, copied: str = "") -> str:
+def header_html(job_id: str, picture: Picture, copied: str = "", silence: float | None = None) -> str:
     view = picture.view
-    stale = f'<p class="notice" role="status">{esc(_stale(picture))}</p>' if picture.notice else ""
+    stale = _stale(picture, silence) if picture.notice else ""
     if view is None:
         wait = "" if picture.notice else '<p class="muted" role="status">reading the job’s record …</p>'
         return f'<div class="head"><h1>{esc(job_id.rpartition(":")[2])}</h1></div>{wait}{stale}'
@@ -50,9 +52,10 @@ def header_html(job_id: str, picture: Picture, copied: str = "") -> str:
         for line in notes(view)
         if line != told and not line.startswith(("likely cause:", "what to do:"))  # the findings tell that
     )
+    was = '<span class="muted">last known:</span>' if picture.notice else ""
     failed = _failure(view, picture.more.packages, copied, has_logs=not picture.is_saved)
     return (
-        f'<div class="head" data-now="{view.now:.3f}"><h1>{esc(view.job_id)}</h1>{phase_badge(view.phase.value)}'
+        f'<div class="head" data-now="{view.now:.3f}"><h1>{esc(view.job_id)}</h1>{was}{phase_badge(view.phase.value)}'
         f'<span class="muted">{esc(_ranks(view))}</span></div>'
         f"{stale}{_then(picture)}{_spoken(view)}{_stats(view)}{_progress(view)}{lines}{failed}"
     )
@@ -65,9 +68,12 @@ def _then(picture: Picture) -> str:
     return f'<p class="notice">◷ As it stood {esc(span(picture.at - picture.view.submitted_at))} after the start.</p>'
 
 
-def _stale(picture: Picture) -> str:
+def _stale(picture: Picture, silence: float | None) -> str:
+    """A screen reader hears of it once, not of each second."""
     last = " Below is the last that was heard." if picture.view is not None else ""
-    return f"No news: {picture.notice}.{last} Trying again."
+    long = f'<div class="muted">No data for {esc(span(silence))}.</div>' if silence is not None else ""
+    said = esc(f"No news: {picture.notice}.{last} Trying again.")
+    return f'<div class="notice"><span role="status">{said}</span>{long}</div>'
 
 
 def _spoken(view: JobView) -> str:

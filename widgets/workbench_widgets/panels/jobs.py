@@ -171,7 +171,7 @@ def _bar(job: JobSummary | None, text: str) -> str:
     of = f"{count(job.progress[0])} of {count(job.progress[1])}"
     return (
         f'<span class="done" title="{esc(of)}"><span class="bar" aria-hidden="true">'
-        f'<i style="width:{share * 100:.1f}%"></i></span>{percent(share)}</span>'
+        f'<i style="width:{share * 100:.1f}%"></i></span><span class="share">{percent(share)}</span></span>'
     )
 
 

@@ -138,7 +138,7 @@ class Lanes:
             return
         self.figure.visible = True
         lasted = max(timeline.end - timeline.start, 1e-3)
-        self.figure.x_range.update(start=-0.005 * lasted, end=1.005 * lasted)
+        self.figure.x_range.update(start=-0.005 * lasted, end=1.01 * lasted)  # an ending mark is whole
         self.figure.y_range.update(start=len(rows) - 0.5, end=-1.6)
         self.figure.yaxis.ticker.ticks = [-1, *range(len(rows))]
         self.figure.yaxis.major_label_overrides = {-1: "events"} | {k: row.label for k, row in enumerate(rows)}
