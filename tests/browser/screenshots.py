@@ -23,7 +23,7 @@ from lab import ARGS, chromium, wait_for
 from playwright.sync_api import Browser, Page, sync_playwright
 from workbench_widgets.theme import THEMES
 
-from workbench.pool.local import pool_dir, read_marks
+from workbench.pool.local import pool_dir, read_marks, stop_dashboard_if_unused
 from workbench.session import Job, Session, stop_pool
 from workbench.state import JobPhase
 
@@ -139,8 +139,11 @@ def take_large(browser: Browser) -> int:
 
     if not chosen({"many": of_many}):
         return 0
-    with simulated_pool() as session:
-        return int(not tried(of_many, browser, session))
+    try:
+        with simulated_pool() as session:
+            return int(not tried(of_many, browser, session))
+    finally:
+        stop_dashboard_if_unused()
 
 
 # --- pages ------------------------------------------------------------------------------------------------------------
