@@ -106,6 +106,7 @@ def test_every_chart_can_be_saved(reader: Reader, tab: Tab, tmp_path: Path) -> N
     for button in reader.page.locator("details.save button").all():
         with reader.page.expect_download(timeout=40_000) as waits:
             button.press("Enter")
+        reader.page.wait_for_timeout(120)  # Chromium drops a frame's 11th download within a second, without a word
         name = waits.value.suggested_filename
         waits.value.save_as(tmp_path / name)
         found[name] = (tmp_path / name).read_bytes()
