@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 
 import torch
 
-from workbench.training.consistency.digest import Digests
+from workbench.training.consistency.digest import Digests, Seen
 from workbench.training.states import Path, Taken, leaves, name_of
 
 
@@ -30,11 +30,12 @@ NO_PROOF: Final = Proof("", "")
 
 def prove(taken: Taken) -> Proof:
     """Of a program's state. Parts of distributed tensors are left out: each rank has others."""
-    found = sorted((name_of(path), path, value) for path, value in leaves(taken.tree) if _is_plain(value))
+    found = sorted((name_of(path), path, value.contiguous()) for path, value in leaves(taken.tree) if _is_plain(value))
     layout = "\n".join(f"{name} {value.dtype} {tuple(value.shape)}" for name, _, value in found)
     shared = [(path, value) for _, path, value in found if path in taken.shared]
-    whole = _digest((path, value) for _, path, value in found)
-    return Proof(f"{zlib.crc32(layout.encode()):08x}-{whole}", _digest(shared) if shared else "")
+    seen: Seen = {}  # memory is read once for both
+    whole = _digest(((path, value) for _, path, value in found), seen)
+    return Proof(f"{zlib.crc32(layout.encode()):08x}-{whole}", _digest(shared, seen) if shared else "")
 
 
 def difference(saved: str, loaded: str) -> str:
@@ -54,10 +55,10 @@ def _is_plain(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and not hasattr(value, "device_mesh") and value.layout is torch.strided
 
 
-def _digest(tensors: Iterable[tuple[Path, torch.Tensor]]) -> str:
+def _digest(tensors: Iterable[tuple[Path, torch.Tensor]], seen: Seen) -> str:
     """16 hexadecimal digits; in the order of names, whatever the devices."""
     digests, by_device = Digests(), dict[torch.device, list[torch.Tensor]]()
     for _, tensor in tensors:
-        by_device.setdefault(torch.device(tensor.device.type), []).append(tensor.contiguous())
-    total = sum(int(digests.of(some)) for some in by_device.values())
+        by_device.setdefault(torch.device(tensor.device.type), []).append(tensor)
+    total = sum(int(digests.of(some, seen)) for some in by_device.values())
     return f"{total & (2**64 - 1):016x}"

@@ -15,7 +15,7 @@ Nothing here waits for a device: the result is a tensor of one element where the
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import torch
 
@@ -25,6 +25,7 @@ PIECE: Final = 128  # rows of `COLUMN` words: half a megabyte, which a core's ca
 LARGE: Final = 2**16  # bytes from which a tensor is summed by itself; smaller ones are put together first
 GOLDEN: Final = -7046029254386353131  # 2^64 / golden ratio, odd, as a signed number
 MIX: Final = -4658895280553007687  # splitmix64's first multiplier
+Seen: TypeAlias = dict[int, list[torch.Tensor]]  # by `id`
 
 
 class Digests:
@@ -33,13 +34,19 @@ class Digests:
     def __init__(self) -> None:
         self._weights: dict[torch.device, torch.Tensor] = {}
 
-    def of(self, tensors: Iterable[torch.Tensor]) -> torch.Tensor:
-        """One digest of all of them, in this order, which are on one device; int64, of shape ()."""
+    def of(self, tensors: Iterable[torch.Tensor], seen: Seen | None = None) -> torch.Tensor:
+        """One digest of all of them, in this order, which are on one device; int64, of shape ().
+
+        `seen`: what large tensors came down to in the digest before, which live still and have not changed.
+        """
+        seen = {} if seen is None else seen
         rests: list[torch.Tensor] = []
         small: dict[torch.dtype, list[torch.Tensor]] = {}
         for tensor in tensors:
             if tensor.numel() * tensor.element_size() >= LARGE:
-                rests += residues(flat(tensor))
+                if (found := seen.get(id(tensor))) is None:
+                    found = seen[id(tensor)] = residues(flat(tensor))
+                rests += found
             elif tensor.numel():
                 small.setdefault(tensor.dtype, []).append(flat(tensor))
         for some in small.values():
