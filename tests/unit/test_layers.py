@@ -24,7 +24,7 @@ ROWS: dict[str, tuple[int, frozenset[str]]] = {
         (2, "controller", "msgspec"),
         (3, "past", "msgspec"),
         (3, "store", "msgspec platformdirs"),
-        (3, "training", "torch numpy cloudpickle"),
+        (3, "training", "torch numpy cloudpickle isal"),
         (4, "agent", "msgspec psutil py_spy pynvml torch numpy cloudpickle threadpoolctl"),
         (5, "pool", "distributed dask tornado msgspec psutil"),
         (6, "runner", "msgspec"),
@@ -57,7 +57,8 @@ RANK_SIDE = (
     "agent/contract.py",
     "agent/environment.py",
 )
-RANKS_HAVE = ("torch", "numpy", "cloudpickle")  # the last for functions and values that are sent, not to start
+# cloudpickle for functions and values that are sent, not to start; isal where it is, see `training/crc.py`.
+RANKS_HAVE = ("torch", "numpy", "cloudpickle", "isal")
 
 
 def modules() -> Iterator[tuple[str, Path]]:

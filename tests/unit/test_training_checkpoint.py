@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import errno
+import importlib
 import os
 import pickle
 import random
+import sys
 import threading
 import zipfile
 import zlib
@@ -447,6 +449,20 @@ def test_what_is_summed_in_another_thread_is_summed_right(rank: Rank) -> None:
     assert max(record.size for record in found.manifest.files.values()) > files.LARGE
     for name, record in found.manifest.files.items():
         assert zlib.crc32((path / name).read_bytes()) == record.crc
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_sums_are_zlibs_with_and_without_the_faster_way(is_there: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    from workbench.training import crc
+
+    if not is_there:
+        monkeypatch.setitem(sys.modules, "isal.isal_zlib", None)
+    summed = importlib.reload(crc).crc32
+    data = memoryview(bytes(range(256)) * 4097)
+    assert [summed(data[at:], 7) for at in (0, 1, 3, 4096)] == [zlib.crc32(data[at:], 7) for at in (0, 1, 3, 4096)]
+    assert (summed is zlib.crc32) is not is_there
+    monkeypatch.undo()
+    importlib.reload(crc)
 
 
 def test_a_copy_that_is_held_is_written_instead_of_another_and_released(rank: Rank) -> None:

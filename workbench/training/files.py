@@ -12,7 +12,6 @@ import io
 import os
 import pickle
 import warnings
-import zlib
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import ContextVar
@@ -28,6 +27,7 @@ from torch.distributed.checkpoint.planner import LoadPlan, SavePlan, WriteItem, 
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
+from workbench.training.crc import crc32
 from workbench.training.manifest import FileRecord
 from workbench.training.states import Path as TreePath
 from workbench.training.states import Tree, UnfitError, set_leaf
@@ -109,9 +109,9 @@ class _Files(FileSystem):
     def sum(self, data: Any, before: int) -> Future[int]:
         """Begin to sum this, while it is written; its memory is to stay until that is done."""
         if len(data) >= LARGE:
-            return self._summer.submit(zlib.crc32, data, before)
+            return self._summer.submit(crc32, data, before)
         done: Future[int] = Future()
-        done.set_result(zlib.crc32(data, before))
+        done.set_result(crc32(data, before))
         return done
 
     @contextlib.contextmanager
