@@ -9,8 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from workbench.events import LaunchRequested
+from workbench.runner.live import LiveJob
 from workbench.session import Job, Session, stop_pool
+from workbench.spec import JobSpec
 from workbench.state import JobPhase
+from workbench.store.jobfile import JobFile
 
 
 @pytest.fixture(scope="session")
@@ -54,3 +58,18 @@ def await_phase(job: Job, phase: JobPhase, timeout: float = 30.0) -> None:
         assert not state.phase.is_terminal, f"{state.phase}: {state.reason}"
         assert time.monotonic() < deadline, f"still {state.phase}: {state.reason}"
         time.sleep(0.02)
+
+
+@pytest.fixture
+def job_path(tmp_path: Path) -> Path:
+    """Where a job's record may lie."""
+    return tmp_path / "jobs" / "a-1" / "job.sqlite"
+
+
+@pytest.fixture
+def live_job(job_path: Path) -> Iterator[LiveJob]:
+    """A job that was launched, in a runner's memory, with its record; no pool."""
+    made = LiveJob("a-1", JobFile.create(job_path, "a-1"))
+    made.apply(LaunchRequested(time=1.0, job_id="a-1", spec=JobSpec(entrypoint="train.py")))
+    yield made
+    made.close()

@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
 
-from workbench.events import LaunchRequested
 from workbench.feed import BeatFrame, Cursor, Update
 from workbench.runner.live import LiveJob
-from workbench.spec import JobSpec
 from workbench.store.beats import EVERY, BeatStore, packed, unpacked
 from workbench.store.jobfile import JobFile
 from workbench.telemetry import RankBeat
 from workbench.views.panels import PanelBuilder
 
-LAUNCH = LaunchRequested(time=1.0, job_id="a-1", spec=JobSpec(entrypoint="train.py"))
 MIB = 2**20
 
 
@@ -30,22 +26,9 @@ def beat(rank: int, time: float, *, rss: int = 100 * MIB, cpu: float = 50.0, ste
     )  # fmt: skip
 
 
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "jobs" / "a-1" / "job.sqlite"
-
-
-@pytest.fixture
-def job(path: Path) -> Iterator[LiveJob]:
-    made = LiveJob("a-1", JobFile.create(path, "a-1"))
-    made.apply(LAUNCH)
-    yield made
-    made.close()
-
-
-def told_by(path: Path) -> Update:
+def told_by(job_path: Path) -> Update:
     """What a client gets from a runner that has only the record."""
-    again = LiveJob("a-1", JobFile.open(path, read_only=True))
+    again = LiveJob("a-1", JobFile.open(job_path, read_only=True))
     again.restore()
     update = again.update(Cursor(), 100.0)
     assert again.update(update.cursor, 100.0).usage == (), "nothing twice"
@@ -53,13 +36,13 @@ def told_by(path: Path) -> Update:
     return update
 
 
-def test_another_runner_tells_what_ranks_used(job: LiveJob, path: Path) -> None:
+def test_another_runner_tells_what_ranks_used(live_job: LiveJob, job_path: Path) -> None:
     for second in range(20):
         for rank in range(2):
-            job.report(beat(rank, 10.0 + second, rss=(100 + second) * MIB, cpu=10.0 * rank + second))
-        job.flush(10.0 + second)
+            live_job.report(beat(rank, 10.0 + second, rss=(100 + second) * MIB, cpu=10.0 * rank + second))
+        live_job.flush(10.0 + second)
     panels = PanelBuilder()
-    panels.add(told_by(path))
+    panels.add(told_by(job_path))
     moments = panels.view().resources
     assert [moment.start for moment in moments] == [10.0 + 2 * k for k in range(10)]
     first, last = moments[0].spreads, moments[-1].spreads
@@ -67,41 +50,41 @@ def test_another_runner_tells_what_ranks_used(job: LiveJob, path: Path) -> None:
     assert (last["rss"].least, last["rss"].most) == (118 * MIB, 118 * MIB) and "gpu" not in last
 
 
-def test_a_client_that_was_there_and_one_that_comes_later_see_the_same(job: LiveJob) -> None:
+def test_a_client_that_was_there_and_one_that_comes_later_see_the_same(live_job: LiveJob) -> None:
     early, cursor = PanelBuilder(), Cursor()
     for second in range(30):
-        job.report(beat(0, 10.0 + second, cpu=float(second)))
-        job.flush(10.0 + second)
-        update = job.update(cursor, 10.0 + second)
+        live_job.report(beat(0, 10.0 + second, cpu=float(second)))
+        live_job.flush(10.0 + second)
+        update = live_job.update(cursor, 10.0 + second)
         early.add(update)
         cursor = update.cursor
     late = PanelBuilder()
-    late.add(job.update(Cursor(), 40.0))
+    late.add(live_job.update(Cursor(), 40.0))
     seen, told = early.view().resources, late.view().resources
     assert [one.start for one in seen] == [one.start for one in told]
     assert max(one.spreads["cpu"].most for one in told) == max(one.spreads["cpu"].most for one in seen) == 29.0
 
 
-def test_at_a_time_there_is_the_last_look_before_it(job: LiveJob, path: Path) -> None:
+def test_at_a_time_there_is_the_last_look_before_it(live_job: LiveJob, job_path: Path) -> None:
     for second in range(20):
-        job.report(beat(0, 10.0 + second, step=second))
-        job.report(beat(1, 10.25 + second, step=second))
-        job.flush(10.0 + second)
-    (frame,) = job.file.frames(until=19.9)
+        live_job.report(beat(0, 10.0 + second, step=second))
+        live_job.report(beat(1, 10.25 + second, step=second))
+        live_job.flush(10.0 + second)
+    (frame,) = live_job.file.frames(until=19.9)
     assert frame.time <= 19.9 and [one.step for one in unpacked(frame)] == [8, 8]
-    assert job.file.frames(until=9.0) == [] and len(job.file.frames()) == 10
-    job.flush(30.0)
-    assert unpacked(job.file.frames()[-1])[0].collective == "all_reduce[20 float32]"
+    assert live_job.file.frames(until=9.0) == [] and len(live_job.file.frames()) == 10
+    live_job.flush(30.0)
+    assert unpacked(live_job.file.frames()[-1])[0].collective == "all_reduce[20 float32]"
 
 
-def test_the_last_words_are_kept_at_the_end(job: LiveJob, path: Path) -> None:
-    job.report(beat(0, 10.0, step=1))
-    job.flush(10.0)
-    job.report(beat(0, 10.5, step=7))
-    job.flush(10.5)
-    assert [unpacked(one)[0].step for one in job.file.frames()] == [1]
-    job.close()
-    with JobFile.open(path, read_only=True) as file:
+def test_the_last_words_are_kept_at_the_end(live_job: LiveJob, job_path: Path) -> None:
+    live_job.report(beat(0, 10.0, step=1))
+    live_job.flush(10.0)
+    live_job.report(beat(0, 10.5, step=7))
+    live_job.flush(10.5)
+    assert [unpacked(one)[0].step for one in live_job.file.frames()] == [1]
+    live_job.close()
+    with JobFile.open(job_path, read_only=True) as file:
         assert [unpacked(one)[0].step for one in file.frames()] == [1, 7]
 
 
@@ -134,24 +117,24 @@ def test_a_damaged_frame_is_none() -> None:
     assert unpacked(BeatFrame(time=1.0, data=packed([]) + b"rest")) == []
 
 
-def test_a_record_of_before_has_none(path: Path) -> None:
-    JobFile.create(path, "a-1").close()
-    connection = sqlite3.connect(path)
+def test_a_record_of_before_has_none(job_path: Path) -> None:
+    JobFile.create(job_path, "a-1").close()
+    connection = sqlite3.connect(job_path)
     connection.execute("DROP TABLE beats")
     connection.commit()
     connection.close()
-    with JobFile.open(path, read_only=True) as file:
+    with JobFile.open(job_path, read_only=True) as file:
         assert file.frames() == [] == file.frames(until=9.0) and file.usage() == ()
-    with JobFile.open(path) as file:
+    with JobFile.open(job_path) as file:
         file.add_beat(replace(beat(0, 1.0), step=3))
         file.flush(2.0, final=True)
         assert [unpacked(one)[0].step for one in file.frames()] == [3]
 
 
-def test_a_disk_that_is_full_is_told(job: LiveJob) -> None:
-    job.file._connection.execute("PRAGMA max_page_count=1")
+def test_a_disk_that_is_full_is_told(live_job: LiveJob) -> None:
+    live_job.file._connection.execute("PRAGMA max_page_count=1")
     for second in range(400):
         for rank in range(50):
-            job.report(beat(rank, 10.0 + 2 * second, step=second * 7919 % 10007 + rank))
-        job.flush(10.0 + 2 * second)
-    assert any("use cannot be written" in one for one in job.file.problems)
+            live_job.report(beat(rank, 10.0 + 2 * second, step=second * 7919 % 10007 + rank))
+        live_job.flush(10.0 + 2 * second)
+    assert any("use cannot be written" in one for one in live_job.file.problems)

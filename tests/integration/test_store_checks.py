@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -37,22 +36,9 @@ def statistics(at: int) -> GradientStatistics:
     )  # fmt: skip
 
 
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "jobs" / "a-1" / "job.sqlite"
-
-
-@pytest.fixture
-def job(path: Path) -> Iterator[LiveJob]:
-    made = LiveJob("a-1", JobFile.create(path, "a-1"))
-    made.apply(LAUNCH)
-    yield made
-    made.close()
-
-
-def told_by(path: Path) -> tuple[Check, ...]:
+def told_by(job_path: Path) -> tuple[Check, ...]:
     """What a client gets from a runner that has only the record."""
-    again = LiveJob("a-1", JobFile.open(path, read_only=True))
+    again = LiveJob("a-1", JobFile.open(job_path, read_only=True))
     again.restore()
     update = again.update(Cursor(), 100.0)
     assert again.update(update.cursor, 100.0).checks == (), "nothing twice"
@@ -60,20 +46,20 @@ def told_by(path: Path) -> tuple[Check, ...]:
     return update.checks
 
 
-def test_another_runner_tells_what_was_found(job: LiveJob, path: Path) -> None:
+def test_another_runner_tells_what_was_found(live_job: LiveJob, job_path: Path) -> None:
     found = [report(0), statistics(0), report(1, deviating=((2, 1),)), statistics(1)]
     for one in found:
-        job.report(one)
-    job.flush(5.0)
-    assert told_by(path) == job.update(Cursor(), 5.0).checks == tuple(found)
+        live_job.report(one)
+    live_job.flush(5.0)
+    assert told_by(job_path) == live_job.update(Cursor(), 5.0).checks == tuple(found)
 
 
-def test_who_reads_along_sees_what_is_added(job: LiveJob, path: Path) -> None:
-    other = LiveJob("a-1", JobFile.open(path, read_only=True))
+def test_who_reads_along_sees_what_is_added(live_job: LiveJob, job_path: Path) -> None:
+    other = LiveJob("a-1", JobFile.open(job_path, read_only=True))
     cursor = Cursor()
     for at in range(3):
-        job.report(report(at))
-        job.flush(2.0 * at + 2)
+        live_job.report(report(at))
+        live_job.flush(2.0 * at + 2)
         other.restore()
         update = other.update(cursor, 1.0)
         assert update.checks == (report(at),)
@@ -81,14 +67,16 @@ def test_who_reads_along_sees_what_is_added(job: LiveJob, path: Path) -> None:
     other.close()
 
 
-def test_a_long_story_is_told_in_longer_stretches(job: LiveJob, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    job.file._checks = CheckStore(job.file._connection, most=8192)
+def test_a_long_story_is_told_in_longer_stretches(
+    live_job: LiveJob, job_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    live_job.file._checks = CheckStore(live_job.file._connection, most=8192)
     monkeypatch.setattr(checks, "ROW", 8)
     for at in range(600):
-        job.report(report(at, deviating=((3, 1),) if at == 7 else ()))
-        job.flush(2.0 * at + 2)
-    assert path.stat().st_size < 2**20
-    told = told_by(path)
+        live_job.report(report(at, deviating=((3, 1),) if at == 7 else ()))
+        live_job.flush(2.0 * at + 2)
+    assert job_path.stat().st_size < 2**20
+    told = told_by(job_path)
     kept = [one for one in told if isinstance(one, ConsistencyReport)]
     assert len(kept) < 300
     assert (kept[0].first_step, kept[-1].last_step) == (0, 5999)
@@ -97,38 +85,38 @@ def test_a_long_story_is_told_in_longer_stretches(job: LiveJob, path: Path, monk
     assert kept[-10:] == [report(at) for at in range(590, 600)], "the newest stay as they were"
 
 
-def test_what_has_fallen_out_of_memory_comes_from_the_record(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_has_fallen_out_of_memory_comes_from_the_record(job_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live, "CHECK_BYTES", 2048)
-    job = LiveJob("a-1", JobFile.create(path, "a-1"))
-    job.apply(LAUNCH)
+    live_job = LiveJob("a-1", JobFile.create(job_path, "a-1"))
+    live_job.apply(LAUNCH)
     for at in range(20):
-        job.report(report(at))
-    assert job.update(Cursor(), 50.0).checks == tuple(report(at) for at in range(20))
-    job.close()
+        live_job.report(report(at))
+    assert live_job.update(Cursor(), 50.0).checks == tuple(report(at) for at in range(20))
+    live_job.close()
 
 
-def test_a_record_that_knows_nothing_of_checks_is_read_and_written(path: Path) -> None:
-    with JobFile.create(path, "a-1") as file:
+def test_a_record_that_knows_nothing_of_checks_is_read_and_written(job_path: Path) -> None:
+    with JobFile.create(job_path, "a-1") as file:
         file.append(LAUNCH)
-    connection = sqlite3.connect(path)
+    connection = sqlite3.connect(job_path)
     connection.execute("DROP TABLE checks")
     connection.close()
-    with JobFile.open(path, read_only=True) as old:
+    with JobFile.open(job_path, read_only=True) as old:
         assert old.checks() == ([], 0)
-    with JobFile.open(path) as old:
+    with JobFile.open(job_path) as old:
         old.add_check(report(0))
         old.flush(1.0)
         assert old.problems == ()
-    assert told_by(path) == (report(0),)
+    assert told_by(job_path) == (report(0),)
 
 
-def test_what_is_damaged_is_left_out(job: LiveJob, path: Path) -> None:
+def test_what_is_damaged_is_left_out(live_job: LiveJob, job_path: Path) -> None:
     for at in range(2):
-        job.report(report(at))
-        job.flush(2.0 * at + 2)
-    job.close()
-    connection = sqlite3.connect(path)
+        live_job.report(report(at))
+        live_job.flush(2.0 * at + 2)
+    live_job.close()
+    connection = sqlite3.connect(job_path)
     with connection:
         connection.execute("UPDATE checks SET data = x'00ff' WHERE number = 1")
     connection.close()
-    assert told_by(path) == (report(1),)
+    assert told_by(job_path) == (report(1),)
