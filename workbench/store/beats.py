@@ -13,7 +13,7 @@ from typing import Final
 import msgspec
 
 from workbench.feed import BeatFrame, Moment, Spread
-from workbench.store.database import transaction
+from workbench.store.database import quick_transaction
 from workbench.telemetry import RankBeat
 from workbench.views.resources import ResourceBuilder, joined, used
 
@@ -56,16 +56,13 @@ class BeatStore:
         frame = list(self._waiting.values())
         self._waiting, self._written = {}, time
         try:
-            self._connection.execute("PRAGMA synchronous=NORMAL")
-            with transaction(self._connection):
+            with quick_transaction(self._connection):
                 row = time, _encode(_used(frame)), packed(frame)
                 self._connection.execute("INSERT OR REPLACE INTO beats VALUES (?, ?, ?)", row)
                 self._fit()
             self.problem = ""
         except sqlite3.Error as error:
             self.problem = f"what the ranks of this job use cannot be written: {error}"
-        finally:
-            self._connection.execute("PRAGMA synchronous=FULL")
 
     def frames(self, until: float | None = None) -> list[BeatFrame]:
         """All of them by time; of `until` (epoch s) the newest that is not later, if there is one."""

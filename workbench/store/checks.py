@@ -13,7 +13,7 @@ from typing import Final
 
 import msgspec
 
-from workbench.store.database import transaction
+from workbench.store.database import quick_transaction
 from workbench.telemetry import Check
 from workbench.views.checks import thinned
 
@@ -48,15 +48,12 @@ class CheckStore:
         if not self._waiting:
             return
         try:
-            self._connection.execute("PRAGMA synchronous=NORMAL")
-            with transaction(self._connection):
+            with quick_transaction(self._connection):
                 self._connection.execute("INSERT INTO checks(data) VALUES (?)", (packed(self._waiting),))
                 self._fit()
             self._waiting, self.problem = [], ""
         except sqlite3.Error as error:
             self.problem = f"checks of this job's replicas cannot be written: {error}"
-        finally:
-            self._connection.execute("PRAGMA synchronous=FULL")
 
     def since(self, number: int = 0) -> tuple[list[Check], int]:
         """What rows above `number` tell and what waits, by time, and the number of the last row."""

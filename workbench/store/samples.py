@@ -21,7 +21,7 @@ import msgspec
 from workbench.blackbox import STEP, StepRecord, iter_steps
 from workbench.feed import Bucket, StepPage, Total
 from workbench.store.coverage import TIERS, Key, choose, plan
-from workbench.store.database import transaction
+from workbench.store.database import quick_transaction
 from workbench.store.packing import (
     pack_buckets,
     pack_steps,
@@ -88,16 +88,13 @@ class SampleStore:
         if not rows and not folded and now - self._pruned < _PRUNE_EVERY:
             return
         try:
-            self._connection.execute("PRAGMA synchronous=NORMAL")
-            with transaction(self._connection):
+            with quick_transaction(self._connection):
                 self._write(folded, rows)
                 self._prune(now)
             self.problem = ""
         except (sqlite3.Error, OverflowError) as error:
             self.dropped += sum(bucket.steps for width, _, ranks in rows if width == TIERS[0] for bucket in ranks)
             self.problem = f"telemetry of this job cannot be written: {error}"
-        finally:
-            self._connection.execute("PRAGMA synchronous=FULL")
 
     def _fold(self, rank: int, block: bytes, now: float) -> bool:
         latest = max(float(math.floor(now)), self._closed) if math.isfinite(now) else math.inf
