@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import time
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, Protocol
 
 import torch
@@ -92,19 +92,28 @@ def mark_of(models: Sequence[Any], world_size: int) -> int:
 
     Every optimizer step changes all elements that are trained, so that few of them tell one step from the next.
     """
+    trained = (
+        [p for p in model.parameters() if p.requires_grad and p.numel()] for model in replicated(models, world_size)
+    )
+    return checksum_of((some[:: max(1, len(some) // TENSORS)] for some in trained), ELEMENTS)
+
+
+def replicated(models: Iterable[Any], world_size: int) -> list[Any]:
+    """Those that DDP keeps the same on all ranks."""
+    return [model for model in models if model.process_group.size() == world_size]
+
+
+def checksum_of(models: Iterable[Sequence[torch.Tensor]], elements: int) -> int:
+    """32 bits, of the first elements of each of a model's parameters; models come in no order."""
     checksum = 0
-    for model in models:
-        if model.process_group.size() != world_size:
-            continue
-        of_model = 1
-        trained = [p for p in model.parameters() if p.requires_grad and p.numel()]
-        chosen = trained[:: max(1, len(trained) // TENSORS)]
+    for parameters in models:
         by_type: dict[Any, list[torch.Tensor]] = {}
-        for parameter in chosen:
-            sample = parameter.detach().reshape(-1)[:ELEMENTS]
+        for parameter in parameters:
+            sample = parameter.detach().reshape(-1)[:elements]
             by_type.setdefault((sample.dtype, sample.device), []).append(sample)
+        of_model = 1
         for samples in by_type.values():
             joined = torch.cat(samples).cpu().view(torch.uint8)
             of_model = zlib.crc32(memory.as_view(joined), of_model)
-        checksum += of_model  # a sum: the models come in no order
+        checksum += of_model
     return checksum & 0xFFFFFFFF

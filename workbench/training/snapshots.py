@@ -29,7 +29,7 @@ import torch
 from workbench.training import agreement, memory, packing
 from workbench.training.agreement import Need, Plan
 from workbench.training.buddies import FIRST, Buddies
-from workbench.training.confirming import Confirming, mark_of
+from workbench.training.confirming import Confirming, checksum_of, mark_of, replicated
 from workbench.training.control import Control
 from workbench.training.council import Council
 from workbench.training.line import Line
@@ -281,8 +281,10 @@ def replica_checksum(world_size: int) -> str:
 
     Ranks whose parameters differ all the same (they are averaged only now and then) are told by it.
     """
-    mark = mark_of(_models(), world_size)
-    return "" if not mark and world_size > 1 else f"{mark:08x}"
+    whole = replicated(_models(), world_size)
+    if not whole and world_size > 1:
+        return ""
+    return f"{checksum_of((list(model.parameters())[:32] for model in whole), 1024):08x}"
 
 
 def _models() -> Sequence[Any]:
