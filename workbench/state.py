@@ -321,3 +321,9 @@ class JobState(msgspec.Struct, frozen=True, kw_only=True):
         if self.fruitless == count:
             return f"restart {count} of {limit}"
         return f"restart {count}, {self.fruitless} of {limit} without progress"
+
+    @property
+    def has_recovered(self) -> bool:
+        """Whether its failure is an earlier generation's, after which ranks were started again and did not fail."""
+        is_on_its_way = self.phase in (JobPhase.RECOVERING, JobPhase.LAUNCHING, JobPhase.FAILED) or not self.ranks
+        return self.failure is not None and self.failure not in self.failures and not is_on_its_way

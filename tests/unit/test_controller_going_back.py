@@ -5,7 +5,10 @@ from __future__ import annotations
 import pytest
 
 from workbench.commands import StartRanks
+from workbench.controller import transition
+from workbench.errors import JobError
 from workbench.events import CheckpointRefused, CheckpointSaved, Event, NonFiniteFound, RunResumed
+from workbench.session import error_of
 from workbench.spec import JobSpec, NanPolicy
 from workbench.state import THE_START, Checkpoint, CheckpointTier, JobPhase, JobState
 from workbench.testing import FakePool
@@ -55,6 +58,23 @@ class Story:
 
 def point(step: int) -> Checkpoint:
     return Checkpoint(step=step, path=f"/c/{step}", world_size=2, saved_at=1.0)
+
+
+def test_a_failure_is_past_from_the_restart_on_and_no_reason_for_an_end_that_comes_later() -> None:
+    story = Story(max_restarts=2)
+    story.die()
+    states: list[JobState] = []
+    for event in story.pool.record[JOB]:
+        states.append(transition(states[-1] if states else None, event)[0])
+    of_phase = {(state.phase, state.has_recovered) for state in states if state.failure is not None}
+    assert of_phase >= {(JobPhase.RECOVERING, False), (JobPhase.LAUNCHING, False), (JobPhase.HEALTHY, True)}
+    assert not of_phase & {(JobPhase.RECOVERING, True), (JobPhase.LAUNCHING, True)}
+    assert not any(state.has_recovered for state in states if not state.restart_count)
+    story.pool.cancel(JOB)
+    story.pool.run()
+    assert story.state.phase is JobPhase.STOPPED and story.state.has_recovered
+    error = error_of(story.state)
+    assert type(error) is JobError and "cancelled" in str(error) and not error.story
 
 
 def test_nan_before_every_checkpoint_takes_the_job_to_its_start_and_not_to_the_newest() -> None:

@@ -99,7 +99,19 @@ def test_nothing_is_said_of_a_programs_own_errors() -> None:
         assert advise(failure(f"rank 2 raised {error} at step 410")) is None
 
 
+@pytest.mark.parametrize("rule", [rule for rule in RULES if rule.is_for_ended], ids=lambda rule: rule.cause[:24])
+def test_what_only_gets_a_job_going_again_is_not_advised_to_one_that_goes_on(rule: Rule) -> None:
+    (reason,) = (text for text in SAID if (known := advise(failure(text))) and known.advice == rule.advice)
+    advice = advise(failure(reason), has_ended=False)
+    assert advice is not None and advice.cause and not advice.advice
+
+
+def test_no_advice_to_start_something_again_is_for_a_job_that_goes_on() -> None:
+    again = ("resume the job", "start the job", "start the pool")
+    assert [rule.is_for_ended for rule in RULES] == [rule.advice.startswith(again) for rule in RULES]
+
+
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.pattern[:24])
 def test_sentences_have_no_full_stop_and_fit_a_screen(rule: Rule) -> None:
-    for text in rule[1:]:
+    for text in (rule.cause, rule.advice):
         assert text and not text.endswith(".") and len(text) < 200

@@ -33,6 +33,7 @@ from workbench.state import Checkpoint, Compared, DataAbout, DataDoubt, Failure,
 from workbench.views.communication import entered, hidden, odd_ones, sent
 from workbench.views.compare import Trace
 from workbench.views.efficiency import Efficiency, efficiency, efficiency_text
+from workbench.views.error_report import error_report
 from workbench.views.findings import Shown, findings
 from workbench.views.happenings import MOST, HappeningList
 from workbench.views.heat import COLUMNS, ROWS, HeatBuilder, HeatView
@@ -241,6 +242,31 @@ def test_a_failure_tells_what_to_do_and_offers_to_resume() -> None:
         view_of(update(state=ended)), checkpoints=(Checkpoint(step=1, path="p", world_size=2, saved_at=NOW),)
     )
     assert findings(view, PanelView())[0].act is not None
+
+
+KILLED = Failure(kind=FailureKind.SIGNAL, rank=1, reason="rank 1 killed by SIGKILL at step 9: on purpose", time=NOW)
+
+
+@pytest.mark.parametrize("phase", [JobPhase.HEALTHY, JobPhase.STOPPING, JobPhase.STOPPED, JobPhase.SUCCEEDED])
+def test_a_failure_that_the_job_has_recovered_from_is_told_as_past_and_asks_for_nothing(phase: JobPhase) -> None:
+    of = state(phase=phase, ended_at=NOW if phase.is_terminal else None, failure=KILLED, restart_count=1, fruitless=1)
+    saved = (Checkpoint(step=1, path="p", world_size=2, saved_at=NOW),)
+    view = replace(view_of(update(state=of)), checkpoints=saved)
+    (one,) = (shown for shown in findings(view, PanelView()) if KILLED.reason in shown.finding.symptom)
+    assert one.finding.symptom.startswith("recovered from: ") and one.finding.severity is Severity.NOTICE
+    assert one.finding.evidence == ("restart 1 of 3",) and one.finding.cause
+    assert not one.finding.advice and one.act is None
+    assert not any("resume" in line for line in notes(view))
+    assert "(it has recovered)" in error_report(view, {}) and "what to do" not in error_report(view, {})
+
+
+def test_a_failure_that_is_being_recovered_from_is_not_past_and_nothing_is_to_be_started() -> None:
+    of = state(phase=JobPhase.RECOVERING, failure=KILLED, restart_count=1, fruitless=1)
+    (one,) = found(state=of, buckets=())
+    assert one.finding.symptom == KILLED.reason and one.finding.severity is Severity.WARNING
+    assert not one.finding.advice and one.act is None
+    ended = state(phase=JobPhase.FAILED, ended_at=NOW, failure=KILLED, failures=(KILLED,))
+    assert found(state=ended, buckets=())[0].finding.advice == "resume the job"
 
 
 def test_a_straggler_is_told_with_its_evidence() -> None:

@@ -167,7 +167,7 @@ def test_advice_is_told_whole_and_wrapped() -> None:
     lines = text.splitlines()
     assert max(map(len, lines)) <= 60 and any(line.startswith("what to do: ") for line in lines)
     assert "a container at its memory limit" in " ".join(lines)
-    assert "likely cause" not in render_status(view(row(0), failure=killed))
+    assert "likely cause" not in render_status(view(row(0), failure=killed, has_recovered=True))
 
 
 def test_a_long_reason_is_read_to_its_end() -> None:
@@ -189,4 +189,5 @@ def test_a_pass_of_many_is_no_step_of_the_job() -> None:
 def test_no_advice_for_a_job_that_went_well_after_all() -> None:
     failure = Failure(kind=FailureKind.SIGNAL, rank=1, reason="rank 1 killed by SIGKILL at step 10", time=1.0)
     assert "what to do" in render_status(view(row(0), phase=JobPhase.FAILED, failure=failure))
-    assert "what to do" not in render_status(view(row(0), phase=JobPhase.SUCCEEDED, failure=failure))
+    well = view(row(0), phase=JobPhase.SUCCEEDED, failure=failure, has_recovered=True)
+    assert "what to do" not in render_status(well)

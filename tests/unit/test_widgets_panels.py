@@ -134,6 +134,13 @@ def test_header_shows_the_first_cause_once_with_its_traceback() -> None:
     assert "ValueError: bad batch" in text and "%dtrain logs digits-12ab -r 1" in text
 
 
+def test_header_tells_a_failure_as_past_once_the_job_has_recovered() -> None:
+    again = state(failure=failed("rank 1 raised ValueError: bad batch", "Traceback …"), restart_count=1, fruitless=1)
+    html = header_html("x", Picture(view_of(update(state=again))))
+    assert "recovered from: rank 1 raised ValueError: bad batch" in Reader(html).text
+    assert "notice good" in html and "notice bad" not in html and "<details open>" not in html
+
+
 def test_what_is_spoken_changes_with_the_state_alone() -> None:
     def spoken(now: float) -> str:
         html = header_html("x", Picture(view_of(update(now=now))))

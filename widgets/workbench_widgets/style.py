@@ -37,7 +37,8 @@ summary{{cursor:pointer}}
 .bar{{height:4px;border-radius:2px;background:var(--dt-line);overflow:hidden;margin:6px 0 2px}}
 .bar>i{{display:block;height:100%;background:var(--dt-accent)}}
 .notice{{margin:6px 0 0;padding:6px 10px;border-left:3px solid var(--dt-warn);background:var(--dt-raised)}}
-.notice.bad{{border-color:var(--dt-bad)}}
+.notice.bad{{border-color:var(--dt-bad)}} .notice.good{{border-color:var(--dt-good)}}
+.notice.quiet{{border-color:var(--dt-line)}}
 
 button,select,input{{font:inherit;color:var(--dt-text);background:var(--dt-page);border:1px solid var(--dt-line);
  border-radius:4px;height:26px;padding:0 10px}}

@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 def error_of(state: JobState, earlier: Sequence[str] = ()) -> JobError:
     """The exception that a job which did not succeed stands for. `earlier`: of attempts before, a line each."""
     failure = state.failure or (first_cause(state.failures) if state.failures else None)
-    if failure is None:
+    has_other_end = state.has_recovered and state.phase.is_terminal  # it was cancelled, long after
+    if failure is None or has_other_end:
         return JobError(f"{state.job_id}: {state.reason}", job_id=state.job_id)
     error = _error_of(state, failure)
     error.story = failure_text(msgspec.structs.replace(state, failure=failure), earlier=earlier)

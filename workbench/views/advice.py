@@ -11,25 +11,41 @@ from typing import Final, NamedTuple
 
 from workbench.findings import Finding, Severity
 from workbench.state import Failure
+from workbench.views.job import JobView
 
 
 class Rule(NamedTuple):
-    """`cause`: what it mostly comes of, perhaps with the pattern's groups: `{0}`. `advice`: the next thing to do."""
+    """`cause`: what it mostly comes of, perhaps with the pattern's groups: `{0}`. `advice`: the next thing to do.
+
+    `is_for_ended`: all that it does is to get the job going again.
+    """
 
     pattern: str
     cause: str
     advice: str
+    is_for_ended: bool = False
 
 
-def advise(failure: Failure) -> Finding | None:
-    """None where nothing better is known than what the failure says itself."""
+def advise(failure: Failure, *, has_ended: bool = True) -> Finding | None:
+    """None where nothing better is known than what the failure says itself.
+
+    `has_ended`: the job did, of this failure; to one that goes on nothing is advised that it does by itself.
+    """
     for rule in RULES:
         if found := re.search(rule.pattern, failure.reason, re.DOTALL):
             cause = rule.cause.format(*found.groups())
+            advice = rule.advice if has_ended or not rule.is_for_ended else ""
             return Finding(
-                symptom=failure.reason, cause=cause, advice=rule.advice, severity=Severity.ERROR, rank=failure.rank
+                symptom=failure.reason, cause=cause, advice=advice, severity=Severity.ERROR, rank=failure.rank
             )
     return None
+
+
+def advise_on(view: JobView) -> Finding | None:
+    """What is advised as the job stands with its failure now."""
+    if view.failure is None:
+        return None
+    return advise(view.failure, has_ended=view.phase.is_terminal and not view.has_recovered)
 
 
 LESS_MEMORY: Final = "take smaller batches, accumulate gradients, recompute activations, or shard the model (FSDP)"
@@ -150,7 +166,7 @@ RULES: Final = (
         "install it there, or say --python or --cwd",
     ),
     # --- ends that say little ---
-    Rule(r"on purpose", "somebody injected this fault", "resume the job, if it has no restarts left"),
+    Rule(r"on purpose", "somebody injected this fault", "resume the job", is_for_ended=True),
     Rule(
         r"killed by SIG(?:SEGV|ILL|FPE|ABRT)",
         "native code crashed, in an extension or in torch itself",
@@ -170,11 +186,13 @@ RULES: Final = (
         r"lost with its zygote",
         "the process that ranks are forked from was killed, mostly for want of memory",
         "start the job again: there is a new one",
+        is_for_ended=True,
     ),
     Rule(
         r"scheduler went away",
         "the pool's scheduler was killed, or the machine went down",
         "start the pool again (dtrain up), then resume the job (dtrain resume)",
+        is_for_ended=True,
     ),
     Rule(
         r"lost with its worker",

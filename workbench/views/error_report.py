@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from workbench.views.advice import advise
+from workbench.views.advice import advise_on
 from workbench.views.job import JobView
 from workbench.views.story import earlier_lines
 from workbench.views.wording import plural
@@ -20,10 +20,11 @@ def error_report(view: JobView, packages: Mapping[str, str]) -> str:
         return ""
     at = "" if failure.step is None else f" at step {failure.step:,}"
     host = next((row.worker for row in view.rows if row.rank == failure.rank), "")
-    advice = advise(failure)
+    again = " (it has recovered)" if view.has_recovered else ""
+    advice = advise_on(view)
     versions = ", ".join(f"{name} {packages[name]}" for name in PACKAGES if name in packages)
     lines = [
-        f"dtrain job {view.job_id} ({view.label}): {view.phase.value}, {plural(view.world_size, 'rank')}",
+        f"dtrain job {view.job_id} ({view.label}): {view.phase.value}{again}, {plural(view.world_size, 'rank')}",
         f"{failure.reason}{at if at not in failure.reason else ''}",
         *([f"worker: {host}"] if host else []),
         *([f"log: {failure.log_path}"] if failure.log_path else []),

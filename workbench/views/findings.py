@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 from workbench.findings import Finding, Severity
 from workbench.state import JobPhase
 from workbench.views.acts import Act
-from workbench.views.advice import advise
+from workbench.views.advice import advise_on
 from workbench.views.communication import entered, odd_ones
 from workbench.views.job import JobView
 from workbench.views.panels import PanelView
@@ -57,12 +57,13 @@ def _failed(view: JobView, more: PanelView) -> Shown | None:
     failure = view.failure
     if failure is None:
         return None
-    advice = advise(failure)
-    is_over = view.phase in (JobPhase.FAILED, JobPhase.STOPPED)
+    advice = advise_on(view)
+    is_over = view.phase in (JobPhase.FAILED, JobPhase.STOPPED) and not view.has_recovered
     can_resume = is_over and not view.is_interactive and any(not c.problem for c in view.checkpoints)
+    then = "recovered from: " if view.has_recovered else ""
     return _shown(
-        Severity.ERROR if is_over else Severity.WARNING,
-        " ".join(failure.reason.split()),
+        Severity.NOTICE if then else Severity.ERROR if is_over else Severity.WARNING,
+        then + " ".join(failure.reason.split()),
         view.restarts,
         advice.cause if advice else "",
         advice.advice if advice else "",

@@ -112,6 +112,7 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     series: tuple[SeriesPoint, ...] = ()
     rank_series: dict[int, tuple[RankPoint, ...]] = {}
     failure: Failure | None = None
+    has_recovered: bool = False  # of that failure
     telemetry_dropped: int = 0
     output_dropped: int = 0
     timeline: Timeline | None = None  # None: the record's beginning has not come
@@ -229,6 +230,7 @@ class ViewBuilder:
             series=tuple(point_of(total, self._ranks) for total in self._totals.items),
             rank_series={rank: tuple(map(rank_point_of, h.items)) for rank, h in sorted(self._by_rank.items())},
             failure=state.failure,
+            has_recovered=state.has_recovered,
             telemetry_dropped=self._telemetry_dropped,
             output_dropped=self._output_dropped,
             timeline=self._timeline.timeline(self._totals.items, self._now) if self._timeline.has_begun else None,

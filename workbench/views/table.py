@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 
 from workbench.feed import JobSummary, PoolStatus
 from workbench.state import Checkpoint, JobPhase
-from workbench.views.advice import advise
+from workbench.views.advice import advise_on
 from workbench.views.job import JobView, RankRow
 from workbench.views.wording import (
     NOTHING,
@@ -313,9 +313,8 @@ def notes(view: JobView) -> list[str]:
 
 
 def hints(view: JobView) -> list[str]:
-    """What is likely behind the failure of a job that does not run, behind a loss or a difference, and what to do."""
-    is_well = view.phase in (JobPhase.HEALTHY, JobPhase.SUCCEEDED)
-    advice = advise(view.failure) if view.failure is not None and not is_well else None
+    """What is likely behind a failure that still counts, behind a loss or a difference, and what to do."""
+    advice = None if view.has_recovered else advise_on(view)
     told = advice.remedy() if advice else []
     return [*told, *(line for finding in view.findings for line in finding.lines())]
 

@@ -197,7 +197,6 @@ def lanes_table(view: GradientsView) -> Table:
 
 
 STYLE: Final = """
-.notice.good{border-color:var(--dt-good)} .notice.quiet{border-color:var(--dt-line)}
 .notice ul{margin:2px 0 0 18px} h2{margin:10px 0 2px}
 .agree-all{margin:8px 0 0;max-height:300px}
 .agree-row{display:flex;align-items:center;gap:8px;margin:2px 0}
