@@ -286,6 +286,9 @@ def test_waiting_for_data_and_for_others_are_hints() -> None:
     assert data.finding.symptom == "All ranks spend 35 % of a step waiting for data."
     (comm,) = found(buckets=history(comm=0.6, data=0.0, forward=0.1, backward=0.2))
     assert "at least 60 % of a step in communication" in comm.finding.symptom
+    ended = state(phase=JobPhase.SUCCEEDED, ended_at=NOW)
+    (data,) = found(state=ended, buckets=history(data=0.35, comm=0.1))
+    assert data.finding.symptom == "All ranks spent 35 % of a step waiting for data."
 
 
 def test_replicas_that_differ_and_odd_data_are_told_everywhere_in_the_same_words() -> None:

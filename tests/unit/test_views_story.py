@@ -21,7 +21,15 @@ from workbench.spec import JobSpec
 from workbench.state import Checkpoint, CheckpointTier, Failure, FailureKind
 from workbench.views.html import snapshot_html
 from workbench.views.lane_rows import Row, rows_of
-from workbench.views.lane_text import MOST_MARKS, NOTHING_YET, lane_lines, mark_text, render_timeline, span_text
+from workbench.views.lane_text import (
+    MOST_MARKS,
+    NOTHING_EVER,
+    NOTHING_YET,
+    lane_lines,
+    mark_text,
+    render_timeline,
+    span_text,
+)
 from workbench.views.spans import MarkKind, Span, SpanKind, size_of
 from workbench.views.story import attempts_table, numbers_line, since, story_lines
 from workbench.views.text import render_status
@@ -151,6 +159,8 @@ def test_a_moment_is_seen_in_hours() -> None:
 def test_before_there_is_anything() -> None:
     record: list[Event] = [LaunchRequested(time=0.0, job_id=JOB, spec=JobSpec(entrypoint="t.py", nproc_per_node=0))]
     assert NOTHING_YET in render_timeline(timeline_of(record, now=5.0), JOB)
+    over = [*record, phase(5.0, "STOPPED", 0)]
+    assert NOTHING_EVER in render_timeline(timeline_of(over, now=5.0), JOB)
 
 
 def test_marks_are_few_and_the_rest_is_counted() -> None:

@@ -81,6 +81,12 @@ def test_empty_states_say_what_would_fill_them() -> None:
     waiting = replace(fresh, phase=JobPhase.INIT, reason="waiting: needs 4 slots, 2 free", rows=(), world_size=0)
     assert render_status(waiting).splitlines()[1:] == ["waiting: needs 4 slots, 2 free"]
     assert "never called optimizer.step()" in render_status(replace(fresh, phase=JobPhase.SUCCEEDED))
+    never = replace(waiting, phase=JobPhase.STOPPED, reason="cancelled", ended_at=9.0)
+    told = render_status(never)
+    assert "no ranks · waited" in told and "no step was finished: it was never given slots" in told
+    no_cell = replace(fresh, phase=JobPhase.STOPPED, is_interactive=True)
+    assert "no step was finished: no cell on the ranks called optimizer.step()" in render_status(no_cell)
+    assert "running" not in render_status(replace(fresh, is_saved=True))
     assert "%dtrain launch" in render_jobs([])
 
 

@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
+from panel import Column
 from test_views_job import NOW, beat, state, update, view_of
+from test_widgets_panels import Reader
 from workbench_widgets import pools as pools_module
 from workbench_widgets.dashboard import Dashboard, time_of_step
 from workbench_widgets.files import Made
+from workbench_widgets.live import Live
 from workbench_widgets.overview import listing_of
 from workbench_widgets.panels.period import Period, step_of
 from workbench_widgets.pools import Pools
 from workbench_widgets.source import Choice, Filter, LogTail, Picture
 
 from workbench import WorkbenchError
-from workbench.events import CheckpointSaved
+from workbench.events import CheckpointSaved, Event, LaunchRequested, PhaseChanged
 from workbench.feed import JobSummary, PoolStatus
 from workbench.state import Checkpoint, JobPhase
 from workbench.views.acts import Act
+from workbench.views.job import ViewBuilder
 from workbench.views.logs import Level, LogLine
 from workbench.views.sheets import SHEETS
 
@@ -399,3 +405,49 @@ def test_the_listing_takes_each_job_from_its_pool(pools: Pools) -> None:
     assert {job.job_id: job.step for job in listing.jobs} == {"old-1": 0, "b-1": 7, "a-1": 7}
     assert listing.total(None) == 3 and listing.total(JobPhase.HEALTHY) == 2
     assert listing.pools[0].startswith("pool a · 2 slots") and "gone does not run" in listing.pools[2]
+
+
+# --- nothing to show ---
+
+
+def texts(page: Page) -> dict[str, str]:
+    """What the panels say that a reader gets to see, by name."""
+    found = {}
+    for name, root in page.dashboard.roots.items():
+        parts = root.select(Live) if isinstance(root, Column) else [root] if isinstance(root, Live) else []
+        found[name] = " ".join(Reader(part.markup).text for part in parts)
+    return found
+
+
+@pytest.mark.parametrize("ranks", [0, 2])
+@pytest.mark.parametrize("phase", [JobPhase.SUCCEEDED, JobPhase.FAILED, JobPhase.STOPPED, None])
+def test_of_a_job_that_is_over_nothing_is_told_as_if_it_went_on(phase: JobPhase | None, ranks: int) -> None:
+    """`phase` None: it went on when it was saved."""
+    page = Page()
+    page.source.log = lambda *_: LogTail((), "")  # type: ignore[method-assign]
+    going = state(ranks, phase=JobPhase.HEALTHY if ranks else JobPhase.INIT)
+    record: tuple[Event, ...] = (LaunchRequested(time=going.submitted_at, job_id=going.job_id, spec=going.spec),)
+    page.source.picture = Picture(view_of(update(state=going, beats=(), buckets=(), events=record)))
+    page.change()
+    page.run(1.0)
+    before = texts(page)
+    if phase is not None:
+        going = replace(going, phase=phase, ended_at=NOW)
+        record += (PhaseChanged(time=NOW, phase=phase, reason="", restart_count=0),)
+    builder = ViewBuilder(is_saved=phase is None)
+    builder.add(update(state=going, beats=(), buckets=(), events=record))
+    page.source.picture = Picture(builder.view(), is_saved=phase is None)
+    page.change()
+    page.run(1.0)
+    after = texts(page)
+    assert [name for name in EMPTY_PANELS if after[name] in ("", before[name])] == []
+    for name, text in after.items():
+        assert not re.search(PRESENT, text), (name, text)
+    assert ("never given slots" if not ranks else "never called optimizer.step()") in after["header"]
+
+
+PRESENT = r"(?i)\b(yet|so far|appears?|once|will|now|running|waiting|stands)\b"
+EMPTY_PANELS = (
+    "findings", "timeline", "throughput", "loss", "heatmap", "stragglers", "communication", "logs", "events",
+    "resources", "gradients", "checkpoints",
+)  # fmt: skip

@@ -17,8 +17,8 @@ def test_every_severity_has_a_mark_in_both_panels() -> None:
 
 
 def test_an_empty_panel_says_what_would_fill_it() -> None:
-    assert gradients_html(GradientsView()) == EMPTY
-    assert "all_reduce" in Reader(EMPTY).text
+    assert gradients_html(GradientsView()) == EMPTY.html()
+    assert "all_reduce" in Reader(EMPTY.html()).text
     assert Reader(gradients_html(GradientsView(why_not="no DDP was seen"))).text == "Not checked: no DDP was seen."
 
 
@@ -42,6 +42,7 @@ def test_nothing_checked_yet_is_no_success() -> None:
     builder.add([mismatched(17)], ())
     html = gradients_html(builder.view())
     assert "no check yet</span></p>" in html and "✓" not in html
+    assert "no check was made</span></p>" in gradients_html(builder.view(), is_over=True)
 
 
 def test_a_thousand_ranks_are_a_few_lanes() -> None:

@@ -187,6 +187,8 @@ def test_stragglers_are_compared_and_chosen() -> None:
     assert "Rank 1 is slow, the others are not." in read.text and "2.00×" in read.text
     assert [b["value"] for b in read.of("button")] == ["1", "0"]
     assert "compared here" in stragglers_html(())
+    past = stragglers_html(ranking(view.rows, {}), is_over=True)
+    assert "Rank 1 was slow, the others were not." in Reader(past).text
 
 
 def test_events_can_be_only_trouble_and_are_drawn_only_when_new() -> None:
@@ -198,6 +200,7 @@ def test_events_can_be_only_trouble_and_are_drawn_only_when_new() -> None:
     panel._chosen("trouble", "1")
     assert "HEALTHY" not in panel.root.markup
     assert "No trouble so far." in events_html(more.happenings[1:], 2, 990.0, only_trouble=True)
+    assert "There was no trouble." in events_html(more.happenings[1:], 2, 990.0, only_trouble=True, is_over=True)
     assert "the newest 1 of 7" in events_html(more.happenings[:1], 7, 990.0)
 
 

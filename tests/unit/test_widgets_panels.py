@@ -173,7 +173,7 @@ def test_many_ranks_are_folded() -> None:
 
 
 def test_no_rank_yet() -> None:
-    assert ranks_html(replace(view_of(update()), rows=())) == EMPTY
+    assert ranks_html(replace(view_of(update()), rows=())) == EMPTY.html()
 
 
 # --- throughput ---

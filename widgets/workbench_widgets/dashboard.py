@@ -44,6 +44,7 @@ from workbench_widgets.panels.timeline import Lanes
 from workbench_widgets.source import NO_CHOICE, Choice, Picture, Source
 
 LOG_EVERY: Final = 0.5  # s between two flushes of log lines
+NO_LOG: Final = (-1, False)  # what was drawn last, and whether as of a job that is over
 BY: Final = "the live page"
 Later = Callable[[float, Callable[[], None]], object]
 
@@ -64,7 +65,7 @@ class Dashboard:
     ) -> None:
         self._source, self._later, self._now, self._may_act = source, later, now, may_act
         self.choice = NO_CHOICE
-        self._log_version, self._log_at, self._is_log_planned = -1, float("-inf"), False
+        self._log_version, self._log_at, self._is_log_planned = NO_LOG, float("-inf"), False
         self._is_waiting = False  # for the next second of a silence
         self._then: Picture | None = None  # the moment that the reader went back to
         self._asked: float | None = None  # the one that is being found out
@@ -117,7 +118,7 @@ class Dashboard:
                     self._follow(picture.view, now.view)
                     self._draw_panels(picture.view, picture.more, is_past=picture.at is not None)
             if self._period.paused_at is None:
-                self._draw_logs(picture.view.world_size if picture.view else 0, picture.at)
+                self._draw_logs(picture.view, picture.at)
             self.frame.pulse += 1
 
     def _silence(self, now: Picture) -> float | None:
@@ -213,14 +214,15 @@ class Dashboard:
         told = {**self.choice._asdict(), "at": None if self._period.at is None else f"{self._period.at:g}"}
         self.frame.where = urlencode({name: value for name, value in told.items() if value is not None})
 
-    def _draw_logs(self, ranks: int, until: float | None) -> None:
-        version = self._source.log_version
+    def _draw_logs(self, view: JobView | None, until: float | None) -> None:
+        ranks, is_over = (view.world_size, view.is_over) if view is not None else (0, False)
+        version = (self._source.log_version, is_over)
         if version == self._log_version:
             return
         wait = self._log_at + LOG_EVERY - self._now()
         if wait <= 0:
             self._log_version, self._log_at = version, self._now()
-            self._logs.update(self._source.log(self._logs.filter, MOST, until), ranks)
+            self._logs.update(self._source.log(self._logs.filter, MOST, until), ranks, is_over=is_over)
         elif not self._is_log_planned:
             self._is_log_planned = True
             self._later(wait, self._log_planned)
@@ -231,7 +233,7 @@ class Dashboard:
 
     def _filtered(self) -> None:
         """The reader chose other lines: show them at once."""
-        self._log_version, self._log_at = -1, float("-inf")
+        self._log_version, self._log_at = NO_LOG, float("-inf")
         self.pacer.want()
 
     def _paint(self, theme: str) -> None:

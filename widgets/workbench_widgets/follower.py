@@ -166,7 +166,7 @@ class Follower:
     def _follow(self, job: Job) -> Any:
         """Until the job has ended and its last words are in, or nobody looks; the cursor up to which all is known."""
         self._past, self._is_over = None, False
-        builder, panels, ring, cursor = ViewBuilder(), PanelBuilder(), LogRing(), None
+        builder, panels, ring, cursor = ViewBuilder(is_saved=job.is_saved), PanelBuilder(), LogRing(), None
         settled: float | None = None
         while self.is_wanted:
             asked = time.monotonic()

@@ -98,7 +98,7 @@ class Job:
         """What panels show of the job now, or at a time (epoch s) of its past."""
         from workbench.views.job import ViewBuilder
 
-        builder = ViewBuilder(is_past=at is not None)
+        builder = ViewBuilder(is_past=at is not None, is_saved=self.is_saved and at is None)
         builder.add(self.follow(timeout=0.0) if at is None else self.at(at))
         return builder.view()
 

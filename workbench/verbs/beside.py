@@ -123,7 +123,7 @@ def _html(context: Context, args: Arguments, jobs: list[Job]) -> str:
 
     sides = []
     for job in jobs:
-        builder, panels, update = ViewBuilder(), PanelBuilder(), job.follow(timeout=0.0)
+        builder, panels, update = ViewBuilder(is_saved=job.is_saved), PanelBuilder(), job.follow(timeout=0.0)
         builder.add(update)
         panels.add(update)
         sides.append(Side(job.job_id, builder.view(), panels.view()))

@@ -123,9 +123,10 @@ def _wait_bound(view: JobView, more: PanelView) -> Shown | None:
     shares = [row.shares.get("comm", 0.0) for row in view.rows if row.shares]
     if len(shares) < 2 or min(shares) < WAIT_BOUND:
         return None
+    spends = "spent" if view.is_over else "spends"
     return _shown(
         Severity.NOTICE,
-        f"Every rank spends at least {percent(min(shares))} of a step in communication.",
+        f"Every rank {spends} at least {percent(min(shares))} of a step in communication.",
         "",
         "steps are short for what is sent, or the network is slow",
         "larger batches, gradient accumulation with no_sync(), or compressed gradients",
@@ -138,7 +139,7 @@ def _share_of(view: JobView, phase: str, least: float, doing: str, advice: str) 
     if not high:
         return None
     who = "All ranks" if len(high) == len(shares) and len(shares) > 1 else ranks_text(high).capitalize()
-    verb = "spends" if len(high) == 1 else "spend"
+    verb = "spent" if view.is_over else "spends" if len(high) == 1 else "spend"
     text = f"{who} {verb} {percent(statistics.fmean(high.values()))} of a step {doing}."
     return _shown(Severity.NOTICE, text, advice=advice, ranks=tuple(high)[:8])
 

@@ -119,16 +119,23 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     checkpoints: tuple[Checkpoint, ...] = ()  # the newest first
     findings: tuple[Finding, ...] = ()  # about the loss, and about what ranks hold and read
     gradients: GradientsView = GradientsView()
+    is_saved: bool = False  # of a saved session: nothing comes any more, however it stood
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it is told in the past."""
+        return self.is_saved or self.phase.is_terminal
 
 
 class ViewBuilder:
     """Add every update of a job in turn, beginning with one from an empty cursor; `view` may be asked at any time.
 
     `is_past`: the update is of a moment long ago. Beats are kept here and there, so that nobody's silence is known.
+    `is_saved`: see `JobView`.
     """
 
-    def __init__(self, *, is_past: bool = False) -> None:
-        self._is_past = is_past
+    def __init__(self, *, is_past: bool = False, is_saved: bool = False) -> None:
+        self._is_past, self._is_saved = is_past, is_saved
         self._state: JobState | None = None
         self._now = 0.0
         self._granted_at: float | None = None
@@ -193,7 +200,7 @@ class ViewBuilder:
         if state is None:
             raise ValueError("no update has been added yet")
         window = {rank: _sum(buckets) for rank, buckets in self._recent.items()}
-        slowest, why = find_slowest(window)
+        slowest, why = find_slowest(window, is_over=self._is_saved or state.phase.is_terminal)
         rows = tuple(
             self._row(rank, window.get(rank.rank), is_slowest=rank.rank == slowest)
             for rank in state.ranks or _placeholders(state)
@@ -237,6 +244,7 @@ class ViewBuilder:
             checkpoints=self._checkpoints.newest_first,
             findings=self._findings(state, _ranks_now(rows, window), gradients),
             gradients=gradients,
+            is_saved=self._is_saved,
         )
 
     def _findings(self, state: JobState, ranks: Ranks, gradients: GradientsView) -> tuple[Finding, ...]:

@@ -29,6 +29,7 @@ SIGNS: Final[Mapping[SpanKind, str]] = {
 }
 MOST_MARKS: Final = 40
 NOTHING_YET: Final = "no rank has had a slot yet; the timeline begins then"
+NOTHING_EVER: Final = "no rank ever had a slot; a timeline would have begun then"
 _ABOVE: Final = (MarkKind.SAVED,)  # shown in the lane of marks only where nothing else happened
 
 
@@ -39,7 +40,7 @@ def render_timeline(
     clock = clock or since(timeline.start)
     lasted = f"{'over' if timeline.is_over else 'until now'} {span(timeline.end - timeline.start)}"
     lines = [f"timeline of {name} · {lasted}", *filter(None, [numbers_line(timeline)]), ""]
-    lines += lane_lines(timeline, clock, width) or [NOTHING_YET]
+    lines += lane_lines(timeline, clock, width) or [NOTHING_EVER if timeline.is_over else NOTHING_YET]
     lines += ["", *table_lines(attempts_table(timeline, clock), width)]
     if timeline.earlier:
         lines.append(f"… and {plural(timeline.earlier, 'earlier attempt')}")

@@ -50,23 +50,24 @@ def ranking(rows: Sequence[RankRow], best: Mapping[int, float]) -> tuple[Ranked,
     return tuple(sorted(made, key=lambda one: (-one.own_time, one.rank)))
 
 
-def pattern(ranked: Sequence[Ranked]) -> str:
+def pattern(ranked: Sequence[Ranked], *, is_over: bool = False) -> str:
     """What the slow ones have in common, in a sentence."""
     slow = [one for one in ranked if one.is_slow]
+    one_is, all_are = ("was", "were") if is_over else ("is", "are")
     if len(ranked) < 2:
-        return "There is no other rank to compare with." if ranked else ""
+        return f"There {one_is} no other rank to compare with." if ranked else ""
     if not slow:
-        return "No rank stands out."
+        return f"No rank {'stood' if is_over else 'stands'} out."
     by_host: dict[str, list[Ranked]] = {}
     for one in ranked:
         by_host.setdefault(one.host, []).append(one)
     whole = [host for host, ranks in by_host.items() if len(ranks) > 1 and all(one.is_slow for one in ranks)]
     if len(by_host) > 1 and whole and all(one.host in whole for one in slow):
-        return f"All ranks of {', '.join(whole)} are slow, and no others: look at that host."
+        return f"All ranks of {', '.join(whole)} {all_are} slow, and no others: look at that host."
     on = {one.host for one in slow}
     where = f" on {next(iter(on))}" if len(on) == 1 and len(by_host) > 1 else ""
-    verb, rest = ("is" if len(slow) == 1 else "are"), "its other ranks" if where else "the others"
-    return f"{ranks_text(one.rank for one in slow).capitalize()} {verb} slow{where}, {rest} are not."
+    verb, rest = (one_is if len(slow) == 1 else all_are), "its other ranks" if where else "the others"
+    return f"{ranks_text(one.rank for one in slow).capitalize()} {verb} slow{where}, {rest} {all_are} not."
 
 
 def host_of(worker: str) -> str:

@@ -35,7 +35,7 @@ def shares(window: Bucket) -> dict[str, float]:
     return {name: part / whole for name, part in parts.items()} | {"other": max(0.0, 1 - sum(parts.values()) / whole)}
 
 
-def find_slowest(window: Mapping[int, Bucket]) -> tuple[int | None, str]:
+def find_slowest(window: Mapping[int, Bucket], *, is_over: bool = False) -> tuple[int | None, str]:
     """The rank that keeps the others waiting, and why; see the module for the rule. `window`: recent steps by rank."""
     own = {rank: time for rank, bucket in window.items() if (time := own_time(bucket)) is not None}
     if len(own) < 2:
@@ -54,4 +54,5 @@ def find_slowest(window: Mapping[int, Bucket]) -> tuple[int | None, str]:
     name, excess = max(more.items(), key=lambda item: item[1])
     where = f", most of it in {name}" if excess > (own[rank] - median) / 2 else ""
     rest = "the other" if len(others) == 1 else "the others"
-    return rank, f"rank {rank} works {seconds(own[rank])} a step by itself, {rest} {seconds(median)}{where}"
+    works = "worked" if is_over else "works"
+    return rank, f"rank {rank} {works} {seconds(own[rank])} a step by itself, {rest} {seconds(median)}{where}"

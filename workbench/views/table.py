@@ -215,12 +215,12 @@ def workers_table(pool: PoolStatus, *, with_address: bool = True) -> Table:
     return Table(f"Workers of pool {pool.name}", columns)
 
 
-def checkpoints_table(checkpoints: Iterable[Checkpoint], now: float) -> Table:
-    """One a row, the newest first."""
+def checkpoints_table(checkpoints: Iterable[Checkpoint], now: float, *, since: float | None = None) -> Table:
+    """One a row, the newest first. When they were saved counts back from `now`, or on from `since` (both epoch s)."""
     rows = list(checkpoints)
     columns = (
         Column("step", True, 0, tuple(count(c.step) for c in rows)),
-        Column("saved", False, 0, tuple(_saved(c, now) for c in rows)),
+        Column("saved", False, 0, tuple(_saved(c, now, since) for c in rows)),
         Column("size", True, 1, tuple(size(c.size) if c.size else NOTHING for c in rows)),
         Column("where", False, 1, tuple(c.tier.value for c in rows)),
         Column("ranks", True, 2, tuple(count(c.world_size) if c.world_size else NOTHING for c in rows)),
@@ -229,9 +229,13 @@ def checkpoints_table(checkpoints: Iterable[Checkpoint], now: float) -> Table:
     return Table("Checkpoints", columns)
 
 
-def _saved(checkpoint: Checkpoint, now: float) -> str:
+def _saved(checkpoint: Checkpoint, now: float, since: float | None) -> str:
     """Without a manifest nobody knows."""
-    return f"{span(max(0.0, now - checkpoint.saved_at))} ago" if checkpoint.saved_at else NOTHING
+    if not checkpoint.saved_at:
+        return NOTHING
+    if since is not None:
+        return f"{span(max(0.0, checkpoint.saved_at - since))} after the start"
+    return f"{span(max(0.0, now - checkpoint.saved_at))} ago"
 
 
 # --- lines above and below a table ------------------------------------------------------------------------------------
@@ -239,21 +243,21 @@ def _saved(checkpoint: Checkpoint, now: float) -> str:
 
 def how_long(view: JobView) -> str:
     """Since it was given slots; before, since it was submitted."""
-    doing = "ran" if view.ended_at is not None else "waiting for" if view.phase is JobPhase.INIT else "running for"
+    waits = view.phase is JobPhase.INIT or (view.is_over and not view.rows)
+    doing = ("waited" if waits else "ran") if view.is_over else "waiting for" if waits else "running for"
     return f"{doing} {span(view.running_for)}"
+
+
+def in_short(view: JobView) -> str:
+    """Ranks, time, restarts."""
+    none = "no ranks" if view.is_over else "ranks: not decided yet"
+    parts = (plural(view.world_size, "rank") if view.world_size else none, how_long(view), view.restarts)
+    return " · ".join(filter(None, parts))
 
 
 def headline(view: JobView) -> str:
     """Job, state, ranks, time: one line."""
-    parts = [
-        view.job_id,
-        phase_text(view.phase),
-        plural(view.world_size, "rank") if view.world_size else "ranks: not decided yet",
-        how_long(view),
-    ]
-    if view.restarts:
-        parts.append(view.restarts)
-    return " · ".join(parts)
+    return f"{view.job_id} · {phase_text(view.phase)} · {in_short(view)}"
 
 
 def progress_line(view: JobView) -> str:
@@ -283,8 +287,11 @@ def progress_line(view: JobView) -> str:
 
 def nothing_yet(view: JobView) -> str:
     """Why there is no step, and what would bring one."""
-    if view.phase.is_terminal:
-        return "no step was finished: the script never called optimizer.step()"
+    if view.is_over and not view.rows:
+        return "no step was finished: it was never given slots"
+    if view.is_over:
+        who = "no cell on the ranks" if view.is_interactive else "the script never"
+        return f"no step was finished: {who} called optimizer.step()"
     if view.phase is JobPhase.INIT:
         return view.reason or "waiting for slots"
     if view.phase is not JobPhase.HEALTHY:

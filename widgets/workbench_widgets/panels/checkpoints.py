@@ -8,12 +8,16 @@ from workbench.views.acts import Act, why_not
 from workbench.views.job import JobView
 from workbench.views.table import Column, Table, checkpoints_table
 from workbench_widgets.live import Live
-from workbench_widgets.panels.markup import esc, scrolled, table_html
+from workbench_widgets.panels.markup import Empty, esc, scrolled, table_html
 from workbench_widgets.style import PANEL
 
-EMPTY = (
-    '<p class="muted">None yet. A script that steps through <code>run.steps(loader, state)</code> is saved every N '
-    "steps with <code>--checkpoint-every N</code>; the newest is where the job goes on after a failure.</p>"
+_HOW = (
+    "A script that steps through <code>run.steps(loader, state)</code> is saved every N steps with "
+    "<code>--checkpoint-every N</code>"
+)
+EMPTY = Empty(
+    f"None yet. {_HOW}; the newest is where the job goes on after a failure.",
+    f"None was saved. {_HOW}; from the newest it could have been resumed.",
 )
 
 
@@ -23,7 +27,7 @@ class Checkpoints:
     def __init__(self, on_act: Callable[[Act], None], *, may_act: bool = True) -> None:
         self._on_act, self._may_act = on_act, may_act
         self._view: JobView | None = None
-        self.root = Live(name="checkpoints", stylesheets=[PANEL], markup=EMPTY, on_action=self._pressed)
+        self.root = Live(name="checkpoints", stylesheets=[PANEL], markup=EMPTY.html(), on_action=self._pressed)
 
     def update(self, view: JobView, *, is_past: bool = False) -> None:
         self._view = view
@@ -44,8 +48,8 @@ def keys_of(view: JobView | None) -> list[str]:
 
 def checkpoints_html(view: JobView, *, may_act: bool = True) -> str:
     if not view.checkpoints:
-        return EMPTY
-    table = checkpoints_table(view.checkpoints, view.now)
+        return EMPTY.html(is_over=view.is_over)
+    table = checkpoints_table(view.checkpoints, view.now, since=view.submitted_at if view.is_over else None)
     if may_act:
         table = Table(table.caption, (*table.columns, Column("go on", False, 0, ("",) * table.length)))
 

@@ -10,10 +10,13 @@ from workbench.views.job import JobView
 from workbench.views.table import Column, Table
 from workbench.views.wording import NOTHING, count, number, percent, plural, ranks_text, size, span
 from workbench_widgets.live import Live
-from workbench_widgets.panels.markup import esc, scrolled, table_html
+from workbench_widgets.panels.markup import Empty, esc, scrolled, table_html
 from workbench_widgets.style import PANEL
 
-EMPTY: Final = '<p class="muted">Once ranks call torch.distributed, it is told here who is in which collective.</p>'
+EMPTY: Final = Empty(
+    "Once ranks call torch.distributed, it is told here who is in which collective.",
+    "No rank was seen to call torch.distributed.",
+)
 MOST: Final = 12  # lines
 UNSEEN: Final = '<p class="muted small">DDP reduces its buckets outside of Python: they are not among these.</p>'
 DDP: Final = "all_reduce (DDP)"  # as ranks count its buckets
@@ -23,7 +26,7 @@ class Communication:
     """See the module."""
 
     def __init__(self) -> None:
-        self.root = Live(name="communication", stylesheets=[PANEL], markup=EMPTY)
+        self.root = Live(name="communication", stylesheets=[PANEL], markup=EMPTY.html())
 
     def update(self, view: JobView) -> None:
         self.root.markup = communication_html(view)
@@ -34,7 +37,7 @@ def communication_html(view: JobView) -> str:
     shares = {row.rank: row.shares["comm"] for row in view.rows if "comm" in row.shares}
     counted = sent(view.rows)
     if not found and not counted and not any(shares.values()):
-        return EMPTY
+        return EMPTY.html(is_over=view.is_over)
     said = odd_ones(found)
     warning = f'<p class="notice" role="status">{esc(said)}</p>' if said else ""
     overlap = f"<p>{esc(overlap_text(hidden(view.rows)))}</p>"

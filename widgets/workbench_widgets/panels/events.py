@@ -10,25 +10,26 @@ from workbench.views.job import JobView
 from workbench.views.panels import PanelView
 from workbench.views.wording import count, ranks_text, span
 from workbench_widgets.live import Live
-from workbench_widgets.panels.markup import esc
+from workbench_widgets.panels.markup import Empty, esc
 from workbench_widgets.style import PANEL
 
 CHARACTERS: Final = 300  # of a line
-EMPTY: Final = '<p class="muted">Nothing has been recorded yet.</p>'
+EMPTY: Final = Empty("Nothing has been recorded yet.", "Nothing was recorded.")
+NO_TROUBLE: Final = Empty("No trouble so far.", "There was no trouble.")
 
 
 class Events:
     """See the module."""
 
     def __init__(self) -> None:
-        self._only_trouble, self._shown = False, (0, 0, False)
-        self._last: tuple[float, PanelView] | None = None
-        self.root = Live(name="events", stylesheets=[PANEL], markup=EMPTY, on_action=self._chosen)
+        self._only_trouble, self._shown = False, (0, 0, False, False)
+        self._last: tuple[JobView, PanelView] | None = None
+        self.root = Live(name="events", stylesheets=[PANEL], markup=EMPTY.html(), on_action=self._chosen)
 
     def update(self, view: JobView, more: PanelView) -> None:
-        self._last = view.submitted_at, more
+        self._last = view, more
         newest = hash(more.happenings[0]) if more.happenings else 0
-        state = (more.happened, newest, self._only_trouble)
+        state = (more.happened, newest, self._only_trouble, view.is_over)
         if state != self._shown:
             self._shown = state
             self._draw()
@@ -41,20 +42,24 @@ class Events:
     def _draw(self) -> None:
         if self._last is None:
             return
-        start, more = self._last
-        self.root.markup = events_html(more.happenings, more.happened, start, only_trouble=self._only_trouble)
+        view, more = self._last
+        self.root.markup = events_html(
+            more.happenings, more.happened, view.submitted_at, only_trouble=self._only_trouble, is_over=view.is_over
+        )
 
 
-def events_html(happenings: Sequence[Happening], happened: int, start: float, *, only_trouble: bool = False) -> str:
+def events_html(
+    happenings: Sequence[Happening], happened: int, start: float, *, only_trouble: bool = False, is_over: bool = False
+) -> str:
     if not happenings:
-        return EMPTY
+        return EMPTY.html(is_over=is_over)
     shown = [one for one in happenings if one.is_trouble or not only_trouble]
     options = "".join(
         f'<option value="{value}"{" selected" if (value == "1") is only_trouble else ""}>{text}</option>'
         for value, text in (("", "all events"), ("1", "only trouble"))
     )
     rows = "".join(_row(one, start) for one in shown)
-    told = rows or '<tr><td class="muted">No trouble so far.</td></tr>'
+    told = rows or f"<tr><td>{NO_TROUBLE.html(is_over=is_over)}</td></tr>"
     gone = f"the newest {count(len(happenings))} of {count(happened)}" if happened > len(happenings) else ""
     return (
         f'<div class="tools"><select data-set="trouble" aria-label="which events">{options}</select></div>'

@@ -10,13 +10,14 @@ from workbench.views.findings import Shown, findings
 from workbench.views.job import JobView
 from workbench.views.panels import PanelView
 from workbench_widgets.live import Live
-from workbench_widgets.panels.markup import esc, rank_button
+from workbench_widgets.panels.markup import Empty, esc, rank_button
 from workbench_widgets.source import Choice
 from workbench_widgets.style import PANEL
 
 MARKS: Final = {"error": ("✗", "bad"), "warning": ("▲", "warn"), "notice": ("●", "accent")}
 DOES: Final = {"resume": "Resume from the newest checkpoint", "stacks": "Show the stacks"}
-NOTHING_FOUND: Final = '<p class="muted"><span aria-hidden="true">✓</span> Nothing stands out.</p>'
+_TICK: Final = '<span aria-hidden="true">✓</span> '
+NOTHING_FOUND: Final = Empty(f"{_TICK}Nothing stands out.", f"{_TICK}Nothing stood out.")
 
 
 class Findings:
@@ -28,14 +29,15 @@ class Findings:
         self._on_act, self._on_rank, self._may_act = on_act, on_rank, may_act
         self._found: tuple[Shown, ...] = ()
         self._rank: int | None = None
-        self.root = Live(name="findings", stylesheets=[PANEL], markup=NOTHING_FOUND, on_action=self._pressed)
+        self.root = Live(name="findings", stylesheets=[PANEL], markup=NOTHING_FOUND.html(), on_action=self._pressed)
 
     def choose(self, choice: Choice) -> None:
         self._rank = choice.rank
 
     def update(self, view: JobView, more: PanelView, *, is_past: bool = False) -> None:
         self._found = findings(view, more)
-        self.root.markup = findings_html(self._found, self._rank, may_act=self._may_act and not is_past)
+        may_act = self._may_act and not is_past
+        self.root.markup = findings_html(self._found, self._rank, may_act=may_act, is_over=view.is_over)
 
     def _pressed(self, name: str, value: str) -> None:
         if name == "rank":
@@ -46,9 +48,11 @@ class Findings:
             self._on_act(act)
 
 
-def findings_html(found: tuple[Shown, ...], chosen: int | None = None, *, may_act: bool = True) -> str:
+def findings_html(
+    found: tuple[Shown, ...], chosen: int | None = None, *, may_act: bool = True, is_over: bool = False
+) -> str:
     if not found:
-        return NOTHING_FOUND
+        return NOTHING_FOUND.html(is_over=is_over)
     return f'<ul class="findings">{"".join(_item(one, chosen, may_act) for one in found)}</ul>'
 
 

@@ -20,16 +20,16 @@ from workbench.views.job import JobView
 from workbench.views.table import Column, Table
 from workbench.views.wording import count, number, plural, ranks_text
 from workbench_widgets.live import Live
-from workbench_widgets.panels.markup import esc, scrolled, table_html
+from workbench_widgets.panels.markup import Empty, esc, scrolled, table_html
 from workbench_widgets.panels.statistics import STYLE as STATISTICS
 from workbench_widgets.panels.statistics import statistics_html
 from workbench_widgets.style import PANEL
 
-EMPTY: Final = (
-    '<p class="muted">Nothing is checked yet. A job of two ranks or more whose model is in DistributedDataParallel, or '
-    "that calls <code>all_reduce</code> on its gradients, is compared here by rank from its first "
-    "<code>optimizer.step()</code> on.</p>"
+_WHAT: Final = (
+    "A job of two ranks or more whose model is in DistributedDataParallel, or that calls <code>all_reduce</code> on "
+    "its gradients, is compared here by rank from its first <code>optimizer.step()</code> on."
 )
+EMPTY: Final = Empty(f"Nothing is checked yet. {_WHAT}", f"Nothing was checked. {_WHAT}")
 SHOWN: Final = 4  # findings above the fold
 # By a finding's severity: the mark beside the word, and the style.
 MARKS: Final = {"error": ("✗", " bad"), "warning": ("!", ""), "notice": ("·", " quiet")}
@@ -41,25 +41,28 @@ class Gradients:
     """See the module."""
 
     def __init__(self) -> None:
-        self.root = Live(name="gradients", stylesheets=[PANEL, STYLE, STATISTICS], markup=EMPTY)
+        self.root = Live(name="gradients", stylesheets=[PANEL, STYLE, STATISTICS], markup=EMPTY.html())
 
     def update(self, view: JobView) -> None:
-        self.root.markup = gradients_html(view.gradients)
+        self.root.markup = gradients_html(view.gradients, is_over=view.is_over)
 
 
-def gradients_html(view: GradientsView) -> str:
+def gradients_html(view: GradientsView, *, is_over: bool = False) -> str:
     if not view.has_begun:
-        return f'<p class="muted">Not checked: {esc(view.why_not)}.</p>' if view.why_not else EMPTY
-    parts = (_head(view), _findings(view), _lanes(view), *_tables(view), statistics_html(view.statistics))
+        return (
+            f'<p class="muted">Not checked: {esc(view.why_not)}.</p>' if view.why_not else EMPTY.html(is_over=is_over)
+        )
+    head = _head(view, is_over=is_over)
+    parts = (head, _findings(view), _lanes(view), *_tables(view), statistics_html(view.statistics))
     return "".join(parts)
 
 
-def _head(view: GradientsView) -> str:
+def _head(view: GradientsView, *, is_over: bool) -> str:
     is_good = view.agreed == view.checked
     tone, mark = ("good", "✓") if is_good else ("bad", "✗")
     said = f"{count(view.agreed)} of {plural(view.checked, 'check')} agreed"
     if not view.checked:
-        tone, mark, said = "muted", "·", "no check yet"
+        tone, mark, said = "muted", "·", "no check was made" if is_over else "no check yet"
     elif is_good:
         said = f"all ranks agreed at all of {plural(view.checked, 'check')}"
     pace = cadence_text(view) if view.every else f"not checked any more: {view.why_not}" if view.why_not else ""

@@ -7,8 +7,8 @@ from typing import Final
 
 from workbench.views.error_report import error_report
 from workbench.views.job import JobView
-from workbench.views.table import how_long, notes, nothing_yet
-from workbench.views.wording import bare_rate, count, number, percent, plural, seconds, span
+from workbench.views.table import in_short, notes, nothing_yet
+from workbench.views.wording import bare_rate, count, number, percent, seconds, span
 from workbench_widgets.live import Live
 from workbench_widgets.panels.markup import esc, phase_badge
 from workbench_widgets.source import Picture
@@ -56,7 +56,7 @@ def header_html(job_id: str, picture: Picture, copied: str = "", silence: float 
     failed = _failure(view, picture.more.packages, copied, has_logs=not picture.is_saved)
     return (
         f'<div class="head" data-now="{view.now:.3f}"><h1>{esc(view.job_id)}</h1>{was}{phase_badge(view.phase.value)}'
-        f'<span class="muted">{esc(_ranks(view))}</span></div>'
+        f'<span class="muted">{esc(in_short(view))}</span></div>'
         f"{stale}{_then(picture)}{_spoken(view)}{_stats(view)}{_progress(view)}{lines}{failed}"
     )
 
@@ -82,14 +82,6 @@ def _spoken(view: JobView) -> str:
         f'<p class="hidden" role="status" aria-live="polite">Job {esc(view.job_id)} is {esc(view.phase.value)}. '
         f"{esc(view.reason)}</p>"
     )
-
-
-def _ranks(view: JobView) -> str:
-    parts = [plural(view.world_size, "rank") if view.world_size else "ranks: not decided yet"]
-    parts.append(how_long(view))
-    if view.restarts:
-        parts.append(view.restarts)
-    return " · ".join(parts)
 
 
 def _stats(view: JobView) -> str:

@@ -19,6 +19,7 @@ from workbench.views.wording import plural, ranks_text, seconds, span
 from workbench_widgets.charts import TimeAxis, chart_pane
 from workbench_widgets.live import Live
 from workbench_widgets.panels.markup import esc, unfolding
+from workbench_widgets.panels.throughput import EMPTY
 from workbench_widgets.source import Choice
 from workbench_widgets.style import PANEL
 from workbench_widgets.theme import colour
@@ -28,7 +29,6 @@ MOST_HEIGHT: Final = 300
 A_ROW: Final = 16  # px
 NOISE: Final = 1.2  # what is no more than so many times the least is not to look like much
 IN_TABLE: Final = 10  # rows
-EMPTY: Final = "It appears here after the first seconds with a finished step."
 _STOPS: Final = ",".join(Cividis256[k] for k in range(0, 256, 51))
 
 
@@ -38,7 +38,8 @@ class Heatmap:
     def __init__(self, theme: str, axis: TimeAxis, on_point: Callable[[int, float], None]) -> None:
         self._metric, self._rank = 0, _NOBODY
         self._shown: object = None
-        self._heat, self._submitted_at = HeatView(), 0.0
+        self._heat = HeatView()
+        self._submitted_at, self._is_over = 0.0, False
         self._mapper = LinearColorMapper(palette=Cividis256, low=0.0, high=1.0, nan_color="rgba(0,0,0,0)")
         self._source = ColumnDataSource(data={name: [] for name in ("image", "x", "y", "dw", "dh")}, name="heat")
         self._fold = CustomJSHover(args={"fold": 1}, code=_RANKS)
@@ -62,7 +63,7 @@ class Heatmap:
     def update(self, view: JobView, heat: HeatView) -> None:
         if heat is self._heat and heat.columns:
             return
-        self._heat, self._submitted_at = heat, view.submitted_at
+        self._heat, self._submitted_at, self._is_over = heat, view.submitted_at, view.is_over
         self._draw()
 
     def choose(self, choice: Choice) -> None:
@@ -91,7 +92,7 @@ class Heatmap:
         heat = self._heat
         image = image_of(heat, self._metric) * 1000
         low, high = scale_of(image)
-        self._head.markup = head_html(heat, self._metric, low, high)
+        self._head.markup = head_html(heat, self._metric, low, high, is_over=self._is_over)
         self.figure.visible = bool(heat.columns)
         if not heat.columns:
             return
@@ -139,13 +140,13 @@ def scale_of(image: Any) -> tuple[float, float]:
     return low, max(high, low + step)
 
 
-def head_html(heat: HeatView, metric: int, low: float, high: float) -> str:
+def head_html(heat: HeatView, metric: int, low: float, high: float, *, is_over: bool = False) -> str:
     options = "".join(
         f'<option value="{k}"{" selected" if k == metric else ""}>{name}</option>' for k, name in enumerate(METRICS)
     )
     tools = f'<select data-set="metric" aria-label="what is coloured">{options}</select>'
     if not heat.columns:
-        return f'<div class="charthead"><h2>Ranks over time</h2></div><p class="muted">{EMPTY}</p>'
+        return f'<div class="charthead"><h2>Ranks over time</h2></div>{EMPTY.html(is_over=is_over)}'
     folded = f"; a row is {heat.fold} ranks, and shows the slowest of them" if heat.fold > 1 else ""
     scale = (
         f'<span class="scale"><span>{esc(seconds(low / 1000))}</span><i aria-hidden="true" '

@@ -10,7 +10,7 @@ import panel as pn
 from workbench.views.logs import Level, LogLine
 from workbench.views.wording import count
 from workbench_widgets.live import Live
-from workbench_widgets.panels.markup import esc
+from workbench_widgets.panels.markup import Empty, esc
 from workbench_widgets.source import Filter, LogTail
 from workbench_widgets.style import PANEL
 
@@ -18,6 +18,10 @@ MOST: Final = 400  # lines in the page
 CHARACTERS: Final = 400  # of a line; the file has all
 LEVELS: Final = (("0", "all lines"), ("1", "warnings"), ("2", "errors"))
 SELECTABLE: Final = 1024  # ranks in the filter
+EMPTY: Final = Empty(
+    "Nothing has been printed yet. What the ranks print appears here, and stays in their log files.",
+    "Nothing was printed, or it was not kept.",
+)
 _ID: Final = "log-lines"
 
 
@@ -31,11 +35,11 @@ class Logs:
         self._list = Live(stylesheets=[PANEL], markup=lines_html(LogTail((), ""), self.filter))
         self.root = pn.Column(self._bar, self._list, name="logs", sizing_mode="stretch_width")
 
-    def update(self, tail: LogTail, ranks: int) -> None:
+    def update(self, tail: LogTail, ranks: int, *, is_over: bool = False) -> None:
         if ranks != self._ranks:
             self._ranks = ranks
             self._bar.markup = bar_html(ranks, self.filter.ranks[0] if self.filter.ranks else None)
-        self._list.markup = lines_html(tail, self.filter)
+        self._list.markup = lines_html(tail, self.filter, is_over=is_over)
 
     def choose(self, rank: int | None) -> None:
         """Show that rank's lines, or all."""
@@ -71,8 +75,8 @@ def bar_html(ranks: int, chosen: int | None = None) -> str:
     )
 
 
-def lines_html(tail: LogTail, chosen: Filter) -> str:
-    lines = "".join(map(_line, tail.lines)) or f'<div class="empty">{esc(_nothing(chosen))}</div>'
+def lines_html(tail: LogTail, chosen: Filter, *, is_over: bool = False) -> str:
+    lines = "".join(map(_line, tail.lines)) or f'<div class="empty">{esc(_nothing(chosen, is_over=is_over))}</div>'
     more = f"the newest {count(len(tail.lines))} lines" if len(tail.lines) >= MOST else ""
     note = "; ".join(filter(None, (more, tail.note)))
     return (
@@ -83,9 +87,9 @@ def lines_html(tail: LogTail, chosen: Filter) -> str:
     )
 
 
-def _nothing(chosen: Filter) -> str:
+def _nothing(chosen: Filter, *, is_over: bool) -> str:
     if chosen == Filter():
-        return "Nothing has been printed yet. What the ranks print appears here, and stays in their log files."
+        return EMPTY.over if is_over else EMPTY.now
     return "No line here is of this choice; older ones may be in the log files: %dtrain logs --grep TEXT"
 
 

@@ -19,7 +19,7 @@ from workbench.views.table import Column, Table
 from workbench.views.wording import count, number, span
 from workbench_widgets.charts import TimeAxis, chart_pane
 from workbench_widgets.live import Live
-from workbench_widgets.panels.markup import esc, unfolding
+from workbench_widgets.panels.markup import Empty, esc, unfolding
 from workbench_widgets.source import Choice
 from workbench_widgets.style import PANEL
 from workbench_widgets.theme import CHART_HEIGHT, colour, rank_colour, rank_dash
@@ -27,9 +27,9 @@ from workbench_widgets.theme import CHART_HEIGHT, colour, rank_colour, rank_dash
 SMOOTHINGS: Final = {"0": "not smoothed", "0.8": "smoothed", "0.95": "smoothed much"}
 IN_TABLE: Final = 20
 RATE_HEIGHT: Final = 92  # px
-EMPTY: Final = (
-    '<div class="charthead"><h2>Loss</h2></div><p class="muted">A script that says '
-    "<code>run.report(loss=loss)</code> shows its loss here.</p>"
+EMPTY: Final = Empty(
+    "A script that says <code>run.report(loss=loss)</code> shows its loss here.",
+    "No loss was reported: a script does so with <code>run.report(loss=loss)</code>.",
 )
 
 
@@ -51,13 +51,13 @@ class Loss:
         )  # fmt: skip
         self._lines["as said"].glyph.update(line_alpha=0.35, line_width=1)
         self.rates = self._chart_of_rates(axis, theme)
-        self._head = Live(stylesheets=[PANEL], markup=EMPTY, on_action=self._chosen)
+        self._head = Live(stylesheets=[PANEL], markup=empty_html(), on_action=self._chosen)
         self._table = Live(stylesheets=[PANEL], markup="")
         charts = chart_pane(self.figure, CHART_HEIGHT), self._rate_head, chart_pane(self.rates, RATE_HEIGHT)
         self.root = pn.Column(self._head, *charts, self._table, name="loss", sizing_mode="stretch_width")
 
     def update(self, view: JobView) -> None:
-        newest = (len(view.series), view.series[-1] if view.series else None)
+        newest = (len(view.series), view.series[-1] if view.series else None, view.is_over)
         if newest != self._shown:
             self._view, self._shown = view, newest
             self._draw()
@@ -112,7 +112,7 @@ class Loss:
         self.rates.visible = bool(rates["x"])
         self._rate.data_source.data = rates
         self.rates.y_range.end = 1.1 * max(rates["y"], default=0.0) or 1.0  # a constant rate is no chart of rounding
-        self._rate_head.markup = rates_html(rates["y"])
+        self._rate_head.markup = rates_html(view, rates["y"])
         self._head.markup = head_html(view, raw, self._weight, by_rank=self._by_rank)
         self._table.markup = as_table_html(points, soft, dict(zip(rates["x"], rates["y"], strict=True)))
 
@@ -153,18 +153,27 @@ def rates_of(series: Sequence[SeriesPoint], start: float) -> dict[str, list[floa
     }
 
 
-def rates_html(rates: Sequence[float]) -> str:
+def at_end(view: JobView) -> str:
+    """When the newest value is of."""
+    return "at the end" if view.is_over else "now"
+
+
+def rates_html(view: JobView, rates: Sequence[float]) -> str:
     """The title of the lower chart, which tells what it shows; none without a learning rate."""
     if not rates:
         return ""
     most = f", {number(max(rates))} at most" if max(rates) > rates[-1] else ""
-    return f'<div class="charthead"><h2>Learning rate: {number(rates[-1])} now{most}</h2></div>'
+    return f'<div class="charthead"><h2>Learning rate: {number(rates[-1])} {at_end(view)}{most}</h2></div>'
+
+
+def empty_html(*, is_over: bool = False) -> str:
+    return f'<div class="charthead"><h2>Loss</h2></div>{EMPTY.html(is_over=is_over)}'
 
 
 def head_html(view: JobView, raw: Sequence[float], weight: float, *, by_rank: bool) -> str:
     known = [value for value in raw if not math.isnan(value)]
     if not known:
-        return EMPTY
+        return empty_html(is_over=view.is_over)
     can = bool(view.rank_series)
     options = "".join(
         f'<option value="{value}"{" selected" if float(value) == weight else ""}>{text}</option>'
@@ -176,7 +185,8 @@ def head_html(view: JobView, raw: Sequence[float], weight: float, *, by_rank: bo
         if can
         else ""
     )
-    told = f"Chart of the loss: {number(known[0])} at first, {number(min(known))} at least, {number(known[-1])} now."
+    first, least, last = map(number, (known[0], min(known), known[-1]))
+    told = f"Chart of the loss: {first} at first, {least} at least, {last} {at_end(view)}."
     return (
         '<div class="charthead"><h2>Loss over time since the start</h2><div class="tools">'
         f'<select data-set="smoothing" aria-label="smoothing">{options}</select>{ranks}</div></div>'

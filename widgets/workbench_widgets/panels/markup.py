@@ -4,11 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from html import escape
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from workbench.views.table import Column, Table
 from workbench.views.wording import MARKS
 from workbench_widgets.theme import RANK_COLOURS
+
+
+class Empty(NamedTuple):
+    """What a panel says that has nothing to show, as HTML: what will fill it; once all is over, what would have."""
+
+    now: str
+    over: str
+
+    def html(self, *, is_over: bool = False) -> str:
+        return f'<p class="muted">{self.over if is_over else self.now}</p>'
+
 
 TONES: Final = {  # what a state looks like, besides its mark and word
     "HEALTHY": "accent",

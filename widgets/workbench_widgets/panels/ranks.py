@@ -9,14 +9,16 @@ from workbench.views.job import JobView
 from workbench.views.table import FOLD_ABOVE, PHASE_COLUMNS, Column, Table, rank_table
 from workbench.views.wording import percent
 from workbench_widgets.live import Live
-from workbench_widgets.panels.markup import esc, phase_badge, rank_button, scrolled, table_html
+from workbench_widgets.panels.markup import Empty, esc, phase_badge, rank_button, scrolled, table_html
 from workbench_widgets.source import Choice
 from workbench_widgets.style import PANEL
 
 SHARES: Final = "where a step goes"
 NAMES: Final = dict(PHASE_COLUMNS)
 TEXT_FROM: Final = 0.22  # of a bar: narrower parts have no room for their number
-EMPTY: Final = '<p class="muted">The ranks appear here once the job has been given slots.</p>'
+EMPTY: Final = Empty(
+    "The ranks appear here once the job has been given slots.", "It had no ranks: it was never given slots."
+)
 
 
 class Ranks:
@@ -24,7 +26,7 @@ class Ranks:
 
     def __init__(self, on_rank: Callable[[str, str], None]) -> None:
         self._rank: int | None = None
-        self.root = Live(name="ranks", stylesheets=[PANEL], markup=EMPTY, on_action=on_rank)
+        self.root = Live(name="ranks", stylesheets=[PANEL], markup=EMPTY.html(), on_action=on_rank)
 
     def choose(self, choice: Choice) -> None:
         self._rank = choice.rank
@@ -35,7 +37,7 @@ class Ranks:
 
 def ranks_html(view: JobView, chosen: int | None = None) -> str:
     if not view.rows:
-        return EMPTY
+        return EMPTY.html(is_over=view.is_over)
     table = rank_table(view)
     is_folded = len(view.rows) > FOLD_ABOVE
     if not is_folded:

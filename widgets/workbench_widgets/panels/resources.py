@@ -14,13 +14,15 @@ from workbench.views.table import Column, Table
 from workbench.views.wording import plural, size
 from workbench_widgets.charts import TimeAxis, chart_pane
 from workbench_widgets.live import Live
-from workbench_widgets.panels.markup import esc, scrolled, table_html
+from workbench_widgets.panels.markup import Empty, esc, scrolled, table_html
 from workbench_widgets.style import PANEL
 from workbench_widgets.theme import colour
 
 HEIGHT: Final = 130  # px
-EMPTY: Final = '<p class="muted">It appears here a second after the ranks have started.</p>'
-UNKNOWN: Final = '<p class="muted">Its record has none: it ended before what its ranks use was first looked at.</p>'
+EMPTY: Final = Empty(
+    "It appears here a second after the ranks have started.",
+    "Its record has none: it was over before what its ranks use was first looked at.",
+)
 
 
 class Measure(NamedTuple):
@@ -62,7 +64,7 @@ class Resources:
         self._line = self.figure.line(
             "x", "mean", source=self._source, line_width=2, line_color=colour("accent", theme)
         )
-        self._head = Live(stylesheets=[PANEL], markup=EMPTY, on_action=self._chosen)
+        self._head = Live(stylesheets=[PANEL], markup=EMPTY.html(), on_action=self._chosen)
         self._table = Live(stylesheets=[PANEL], markup="")
         chart = chart_pane(self.figure, HEIGHT)
         self.root = pn.Column(self._head, chart, self._table, name="resources", sizing_mode="stretch_width")
@@ -70,7 +72,7 @@ class Resources:
     def update(self, view: JobView, moments: Usage) -> None:
         self._last = view, moments
         self._table.markup = now_html(view.rows)
-        newest = (len(moments), moments[-1] if moments else None, self._measure)
+        newest = (len(moments), moments[-1] if moments else None, self._measure, view.is_over)
         if newest != self._shown:
             self._shown = newest
             self._draw()
@@ -88,8 +90,7 @@ class Resources:
             return
         view, moments = self._last
         known = [name for name in MEASURES if any(name in moment.spreads for moment in moments)]
-        nothing = UNKNOWN if view.phase.is_terminal else EMPTY
-        self._head.markup = head_html(known, self._measure) if known else nothing
+        self._head.markup = head_html(known, self._measure) if known else EMPTY.html(is_over=view.is_over)
         self.figure.visible = bool(known)
         self._source.data = points_of(moments, self._measure, view.submitted_at)
 

@@ -10,12 +10,15 @@ from workbench.views.ranking import Ranked, pattern, ranking
 from workbench.views.table import Column, Table
 from workbench.views.wording import NOTHING, seconds
 from workbench_widgets.live import Live
-from workbench_widgets.panels.markup import esc, rank_button, scrolled, table_html
+from workbench_widgets.panels.markup import Empty, esc, rank_button, scrolled, table_html
 from workbench_widgets.source import Choice
 from workbench_widgets.style import PANEL
 
 MOST: Final = 10
-EMPTY: Final = '<p class="muted">Once ranks have taken steps, they are compared here by their own part of a step.</p>'
+EMPTY: Final = Empty(
+    "Once ranks have taken steps, they are compared here by their own part of a step.",
+    "Nothing to compare: no rank was seen to take a step.",
+)
 
 
 class Stragglers:
@@ -23,18 +26,18 @@ class Stragglers:
 
     def __init__(self, on_rank: Callable[[str, str], None]) -> None:
         self._rank: int | None = None
-        self.root = Live(name="stragglers", stylesheets=[PANEL], markup=EMPTY, on_action=on_rank)
+        self.root = Live(name="stragglers", stylesheets=[PANEL], markup=EMPTY.html(), on_action=on_rank)
 
     def choose(self, choice: Choice) -> None:
         self._rank = choice.rank
 
     def update(self, view: JobView, best: Mapping[int, float]) -> None:
-        self.root.markup = stragglers_html(ranking(view.rows, best), self._rank)
+        self.root.markup = stragglers_html(ranking(view.rows, best), self._rank, is_over=view.is_over)
 
 
-def stragglers_html(ranked: tuple[Ranked, ...], chosen: int | None = None) -> str:
+def stragglers_html(ranked: tuple[Ranked, ...], chosen: int | None = None, *, is_over: bool = False) -> str:
     if not ranked:
-        return EMPTY
+        return EMPTY.html(is_over=is_over)
     shown = ranked[:MOST]
     columns = (
         Column("rank", False, 0, tuple(str(one.rank) for one in shown)),
@@ -55,7 +58,7 @@ def stragglers_html(ranked: tuple[Ranked, ...], chosen: int | None = None) -> st
     table = table_html(Table("The slowest ranks", columns, marked), cell=cell, chosen=row)
     more = f"; the slowest {MOST} of {len(ranked):,}" if len(ranked) > MOST else ""
     return (
-        f'<p role="status">{esc(pattern(ranked))}</p>{scrolled("slowest ranks", table)}'
+        f'<p role="status">{esc(pattern(ranked, is_over=is_over))}</p>{scrolled("slowest ranks", table)}'
         f'<p class="muted small">1× is as fast as the fastest rank, or as itself at its best{more}</p>'
     )
 

@@ -19,11 +19,15 @@ from workbench.views.table import Column, Table
 from workbench.views.wording import bare_rate, plural, span
 from workbench_widgets.charts import TimeAxis, chart_pane
 from workbench_widgets.live import Live
-from workbench_widgets.panels.markup import esc, swatch, unfolding
+from workbench_widgets.panels.markup import Empty, esc, swatch, unfolding
 from workbench_widgets.source import Choice
 from workbench_widgets.style import PANEL
 from workbench_widgets.theme import CHART_HEIGHT, RANK_COLOURS, colour, rank_colour, rank_dash
 
+EMPTY: Final = Empty(
+    "It appears here after the first seconds with a finished step.",
+    "Its record has none: it was over before the first seconds with a finished step.",
+)
 ALL: Final = -1  # the line of all ranks together
 GAP: Final = 2.5  # widths without a point: the line is broken
 IN_TABLE: Final = 20  # newest points
@@ -78,9 +82,9 @@ class Throughput:
 
     def update(self, view: JobView) -> None:
         newest = view.series[-1] if view.series else None
-        if (newest, len(view.series)) == self._shown:
+        if (news := (newest, len(view.series), view.is_over)) == self._shown:
             return  # history comes once a second, views more often
-        self._shown = (newest, len(view.series))
+        self._shown = news
         lines, unit = lines_of(view)
         self.figure.visible = bool(lines)
         for rank in self._drawn - lines.keys():  # a moment at which it had not run yet
@@ -88,7 +92,7 @@ class Throughput:
         for rank, line in lines.items():
             self._renderers[rank].data_source.data = {name: list(values) for name, values in line._asdict().items()}
         self._drawn = set(lines)
-        self._head.markup = head_html(lines, unit, efficiency_text(efficiency(view.rows)))
+        self._head.markup = head_html(lines, unit, efficiency_text(efficiency(view.rows)), is_over=view.is_over)
         self._table.markup = as_table_html(lines, unit)
 
     def choose(self, choice: Choice) -> None:
@@ -126,23 +130,20 @@ def _name(rank: int) -> str:
     return "all ranks" if rank == ALL else f"rank {rank}"
 
 
-def head_html(lines: dict[int, Line], unit: str, scaling: str = "") -> str:
+def head_html(lines: dict[int, Line], unit: str, scaling: str = "", *, is_over: bool = False) -> str:
     """The title, what the chart says in words, and which line is whose."""
     if not lines:
-        return (
-            '<div class="charthead"><h2>Throughput</h2></div>'
-            '<p class="muted">It appears here after the first seconds with a finished step.</p>'
-        )
+        return f'<div class="charthead"><h2>Throughput</h2></div>{EMPTY.html(is_over=is_over)}'
     keys = "".join(f"<span>{swatch(_variable(rank), _dash(rank))}{esc(_name(rank))}</span>" for rank in lines)
     title = f"Throughput by rank, {unit} over time since the start"
     return (
         f'<div class="charthead"><h2>{title}</h2><div class="legend" aria-hidden="true">{keys}</div></div>'
-        f'<p class="hidden">{esc(summary(lines, unit))}</p>'
+        f'<p class="hidden">{esc(summary(lines, unit, is_over=is_over))}</p>'
         + (f'<p class="muted small">{esc(scaling)}</p>' if scaling else "")
     )
 
 
-def summary(lines: dict[int, Line], unit: str) -> str:
+def summary(lines: dict[int, Line], unit: str, *, is_over: bool = False) -> str:
     """The chart in one sentence, for those who do not see it."""
     ends = [line.y[-1] for line in lines.values()]
     length = max(line.x[-1] for line in lines.values()) - min(line.x[0] for line in lines.values())
@@ -150,7 +151,8 @@ def summary(lines: dict[int, Line], unit: str) -> str:
     now = f"{low} {unit}" if low == high else f"{low} to {high} {unit}"
     is_one = ALL in lines
     whose = "all ranks together" if is_one else plural(len(lines), "rank")
-    return f"Chart of {whose} over {span(length)}; {'' if is_one else 'each '}now at {now}."
+    when = "at last" if is_over else "now"
+    return f"Chart of {whose} over {span(length)}; {'' if is_one else 'each '}{when} at {now}."
 
 
 def as_table_html(lines: dict[int, Line], unit: str) -> str:

@@ -16,13 +16,13 @@ from bokeh.plotting import figure
 
 from workbench.views.job import JobView
 from workbench.views.lane_rows import Row, rows_of, worst_first
-from workbench.views.lane_text import NOTHING_YET, mark_text, span_text
+from workbench.views.lane_text import NOTHING_EVER, NOTHING_YET, mark_text, span_text
 from workbench.views.spans import LETTERS, Mark, MarkKind, SpanKind, Timeline
 from workbench.views.story import Clock, attempts_table, ended_text, numbers_line, story_lines
 from workbench.views.table import Column, Table
 from workbench.views.wording import plural, span
 from workbench_widgets.live import Live
-from workbench_widgets.panels.markup import esc, unfolding
+from workbench_widgets.panels.markup import Empty, esc, unfolding
 from workbench_widgets.style import PANEL
 from workbench_widgets.theme import LANE_HATCHES, SMALL_SIZE, colour, lane_colour, paint_chart
 
@@ -50,6 +50,8 @@ WEIGHT: Final = (
     MarkKind.STALL_ENDED,
     MarkKind.SAVED,
 )
+EMPTY: Final = Empty(f"{NOTHING_YET}.", f"{NOTHING_EVER}.")
+CALM: Final = Empty("No failure so far.", "No failure.")
 BAD: Final = frozenset(WEIGHT[:6])
 SHAPES: Final = dict.fromkeys(BAD, "square") | {  # all with room for a letter
     MarkKind.INJECTED: "square_pin",
@@ -92,10 +94,10 @@ class Lanes:
 
     def update(self, view: JobView) -> None:
         timeline = view.timeline
-        if timeline is None or (news := _version(timeline)) == self._shown:
+        if timeline is None or (news := _version(timeline, is_over=view.is_over)) == self._shown:
             return  # nothing moves by as much as can be seen
         self._shown, self._timeline = news, timeline
-        self._head.markup = head_html(timeline)
+        self._head.markup = head_html(timeline, is_over=view.is_over)
         self._tables.markup = tables_html(timeline)
         self._draw(timeline)
 
@@ -153,12 +155,12 @@ def _tip(words: str) -> str:
     return f'<div style="max-width:min(420px,70vw);white-space:normal;overflow-wrap:anywhere">{words}</div>'
 
 
-def _version(timeline: Timeline) -> str:
+def _version(timeline: Timeline, *, is_over: bool) -> str:
     """Differs when the chart would, by a pixel or more, or its words."""
     lasted = timeline.end - timeline.start
     moved = round(timeline.end / max(1.0, lasted / 600))
     marks = sum(mark.count for mark in timeline.marks)
-    return f"{moved} {len(timeline.spans)} {marks} {len(timeline.attempts)} {timeline.is_over} {numbers_line(timeline)}"
+    return f"{moved} {len(timeline.spans)} {marks} {len(timeline.attempts)} {is_over} {numbers_line(timeline)}"
 
 
 def _figure() -> Any:
@@ -252,15 +254,15 @@ def clock_of(timeline: Timeline) -> Clock:
 # --- the same in words ------------------------------------------------------------------------------------------------
 
 
-def head_html(timeline: Timeline | None) -> str:
+def head_html(timeline: Timeline | None, *, is_over: bool = False) -> str:
     """The title with its numbers, the newest failures, and what colours and letters mean."""
     if timeline is None or not timeline.spans:
-        return f'<div class="charthead"><h2>Failures and recoveries</h2></div><p class="muted">{esc(NOTHING_YET)}.</p>'
+        return f'<div class="charthead"><h2>Failures and recoveries</h2></div>{EMPTY.html(is_over=is_over)}'
     numbers = numbers_line(timeline)
     title = f"Failures and recoveries over time since the start{f' · {esc(numbers)}' if numbers else ''}"
     lines = story_lines(timeline, clock_of(timeline))[:-1]
     story = "".join(f"<li>{esc(line)}</li>" for line in lines)
-    calm = "" if lines else '<p class="small muted">No failure so far.</p>' if _is_calm(timeline) else ""
+    calm = CALM.html(is_over=is_over) if not lines and _is_calm(timeline) else ""
     return (
         f'<div class="charthead"><h2>{title}</h2>'
         f'<div class="legend" aria-hidden="true">{_kinds_legend(timeline)}{_marks_legend(timeline)}</div></div>'

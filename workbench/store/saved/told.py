@@ -49,7 +49,7 @@ def chapter_of(record: JobRecord, entry: JobEntry, update: Update) -> Chapter:
     state: JobState | None = functools.reduce(lambda state, event: transition(state, event)[0], record.events, None)
     assert state is not None  # a record begins with the launch
     told = record.telemetry
-    builder = ViewBuilder()
+    builder = ViewBuilder(is_saved=True)
     builder.add(
         replace(update, state=state, events=record.events, output=told.output, cells=told.cells, problems=told.problems)
     )
