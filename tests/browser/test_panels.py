@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import csv
 import json
+import re
 import subprocess
 import sys
 import tempfile
@@ -95,6 +96,17 @@ def test_jobs_beside_each_other(reader: Reader, tab: Tab, theme: str) -> None:
     reader.page.get_by_text("the same as a table").first.click()
     assert violations(reader.page) == []
     reader.shot(f"compare-{theme}")
+
+
+def test_a_place_of_the_heatmap_tells_its_rank_and_how_long_a_step_took(reader: Reader, tab: Tab) -> None:
+    reader.open(tab.link("small", read_only=True))
+    wait_for(lambda: reader.page.evaluate(COLOURS, "Ranks over time") > 10, "the heatmap has colours", 30, every=0.3)
+    chart = reader.page.get_by_role("group", name="ranks over time, coloured by the time of a step")
+    chart.scroll_into_view_if_needed()
+    chart.hover()
+    tip = reader.page.locator(".bk-Tooltip")
+    for words in (r"^[0-7]$", r"^\d+(\.\d+)? ms$", r"^0:0\d:\d\d$"):
+        tip.get_by_text(re.compile(words)).locator("visible=true").first.wait_for(timeout=10_000)
 
 
 def test_every_chart_can_be_saved(reader: Reader, tab: Tab, tmp_path: Path) -> None:

@@ -154,8 +154,8 @@ def test_wording() -> None:
         "no rank", "rank 3", "ranks 0, 1", "ranks 0–2, 5", "ranks 0–7", "ranks 1, 3",
     ]  # fmt: skip
     assert ranks_text(range(0, 40, 2)) == "ranks 0, 2, 4, 6, 8, 10, 12, 14 and 12 more"
-    assert [seconds(s) for s in (None, 5e-5, 0.0098, 0.25, 2.5, 150)] == [
-        "–", "50 µs", "9.8 ms", "250 ms", "2.5 s", "2 min 30 s",
+    assert [seconds(s) for s in (None, 0, 5e-5, 0.0098, 0.25, 2.5, 150)] == [
+        "–", "0 s", "50 µs", "9.8 ms", "250 ms", "2.5 s", "2 min 30 s",
     ]  # fmt: skip
     assert [span(s) for s in (0, 3.21, 59.4, 62.4, 3700, 90_000)] == [
         "0.0 s", "3.2 s", "59 s", "1 min 02 s", "1 h 01 min", "1 d 01 h",

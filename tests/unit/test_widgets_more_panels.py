@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from workbench_widgets.charts import TimeAxis
 from workbench_widgets.panels.communication import communication_html
 from workbench_widgets.panels.events import Events, events_html
 from workbench_widgets.panels.findings import Findings, findings_html
-from workbench_widgets.panels.heatmap import Heatmap, image_of, scale_of
+from workbench_widgets.panels.heatmap import Heatmap, head_html, image_of, scale_of
 from workbench_widgets.panels.loss import Loss
 from workbench_widgets.panels.period import Period
 from workbench_widgets.panels.resources import Resources, now_html
@@ -92,6 +93,26 @@ def test_the_scale_holds_still_and_noise_does_not_look_like_much() -> None:
     calm[3, 50:] = 300
     assert scale_of(calm)[1] >= 290
     assert scale_of(np.full((2, 2), np.nan)) == (0.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("least", "most", "told"),
+    [
+        (153.0, 1960.0, ("0.14 s", "2 s")),  # ms of a step
+        (90.0, 95.0, ("90 ms", "120 ms")),
+        (0.0, 1960.0, ("0 s", "2 s")),
+        (0.4, 1960.0, ("0 s", "2 s")),
+        (0.8, 5.2, ("0.8 ms", "5.2 ms")),
+        (0.03, 0.2, ("30 µs", "200 µs")),
+        (0.0, 0.0, ("0 µs", "1 µs")),
+        (21_000.0, 131_000.0, ("20 s", "140 s")),
+    ],
+)
+def test_the_scale_has_one_unit_and_begins_where_times_do(least: float, most: float, told: tuple[str, str]) -> None:
+    low, high = scale_of(np.array([[least] * 50 + [most] * 50]))
+    assert low <= least and high >= most
+    head = head_html(panels_of(update()).heat, 0, low, high)
+    assert re.findall(r"<span>([^<]+)</span>", head) == [told[0], f"{told[1]} and more"]
 
 
 def test_a_place_is_pressed_and_what_is_coloured_is_chosen() -> None:

@@ -69,11 +69,20 @@ def seconds(value: float | None) -> str:
     """A step's time, as short as it is: 0.0098 → "9.8 ms"."""
     if value is None or not math.isfinite(value):
         return NOTHING
+    if value == 0:
+        return "0 s"
     if value < 1e-3:
         return f"{value * 1e6:.0f} µs"
     if value < 1:
         return f"{value * 1e3:.3g} ms"
     return f"{value:.3g} s" if value < 100 else span(value)
+
+
+def bounds(low: float, high: float) -> tuple[str, str]:
+    """Both ends of a scale in seconds, in the unit of the upper one: 0.14, 2 → "0.14 s", "2 s"."""
+    unit, factor = ("s", 1.0) if high >= 1 else ("ms", 1e3) if high >= 1e-3 else ("µs", 1e6)
+    first, last = (bare_rate(value * factor) for value in (low, high))
+    return f"{first} {unit}", f"{last} {unit}"
 
 
 def span(value: float) -> str:

@@ -15,7 +15,7 @@ from bokeh.palettes import Cividis256
 from workbench.views.heat import METRICS, HeatView
 from workbench.views.job import JobView
 from workbench.views.table import Column, Table
-from workbench.views.wording import plural, ranks_text, seconds, span
+from workbench.views.wording import bounds, plural, ranks_text, seconds, span
 from workbench_widgets.charts import TimeAxis, chart_pane
 from workbench_widgets.live import Live
 from workbench_widgets.panels.markup import esc, unfolding
@@ -27,6 +27,8 @@ from workbench_widgets.theme import colour
 LEAST_HEIGHT: Final = 120  # px
 MOST_HEIGHT: Final = 300
 A_ROW: Final = 16  # px
+NOUGHT: Final = 0.01  # a lower bound that is less of the upper one is 0: the colours would be the same
+SHORTEST: Final = 1e-3  # ms that a scale reaches
 NOISE: Final = 1.2  # what is no more than so many times the least is not to look like much
 IN_TABLE: Final = 10  # rows
 _STOPS: Final = ",".join(Cividis256[k] for k in range(0, 256, 51))
@@ -44,10 +46,10 @@ class Heatmap:
         self._source = ColumnDataSource(data={name: [] for name in ("image", "x", "y", "dw", "dh")}, name="heat")
         self._fold = CustomJSHover(args={"fold": 1}, code=_RANKS)
         self._y = Range1d(start=1, end=0)
-        tips = [("rank", "$y{custom}"), ("a step", "@image{0,0.[00]} ms"), ("after", "$x{00:00:00}")]
+        tips = [("rank", "$y{custom}"), ("a step", "@image{custom}"), ("after", "$x{00:00:00}")]
         self.figure = axis.chart(
             "ranks over time, coloured by the time of a step", tips=tips, y_range=self._y, number="0",
-            height=LEAST_HEIGHT, formatters={"$y": self._fold},
+            height=LEAST_HEIGHT, formatters={"$y": self._fold, "@image": CustomJSHover(code=_SECONDS)},
         )  # fmt: skip
         self.figure.ygrid.grid_line_color = None
         self.figure.yaxis.ticker = BasicTicker(min_interval=1, desired_num_ticks=8)
@@ -116,6 +118,12 @@ return fold > 1 ? first + '–' + (first + fold - 1) : '' + first;
 """
 
 
+_SECONDS: Final = """
+const [size, unit] = value >= 1000 ? [value / 1000, 's'] : value >= 1 ? [value, 'ms'] : [value * 1000, 'µs'];
+return Number(size.toPrecision(3)) + ' ' + unit;
+"""
+
+
 def image_of(heat: HeatView, metric: int) -> Any:
     """Seconds as float32, rows × columns; NaN where nothing is known."""
     if not heat.columns:
@@ -129,15 +137,23 @@ def image_of(heat: HeatView, metric: int) -> Any:
 
 
 def scale_of(image: Any) -> tuple[float, float]:
-    """What the darkest and the brightest colour stand for: all but the rarest, rounded so that it holds still."""
+    """What the darkest and the brightest colour stand for: all but the rarest, rounded so that it holds still.
+
+    Each is rounded by its own size: of 0.15 s to 2 s the lower one is not 0.
+    """
     known = image[np.isfinite(image)]
     if not known.size:
         return 0.0, 1.0
     low, high = (float(value) for value in np.percentile(known, (1, 99.5)))
-    high = max(high, NOISE * low)
-    step = 10.0 ** np.floor(np.log10(max(high, 1e-6))) / 5
-    low, high = float(np.floor(low / step) * step), float(np.ceil(high / step) * step)
-    return low, max(high, low + step)
+    high = max(high, NOISE * low, SHORTEST)
+    above, below = _step(high), _step(low) if low > NOUGHT * high else math.inf
+    low = math.floor(low / below + 1e-9) * below if below < math.inf else 0.0
+    return low, max(math.ceil(high / above - 1e-9) * above, low + above)
+
+
+def _step(value: float) -> float:
+    """To what a bound is rounded: two of its digits, by fifths of the first."""
+    return float(10.0 ** math.floor(math.log10(value)) / 5)
 
 
 def head_html(heat: HeatView, metric: int, low: float, high: float, *, is_over: bool = False) -> str:
@@ -148,10 +164,11 @@ def head_html(heat: HeatView, metric: int, low: float, high: float, *, is_over: 
     if not heat.columns:
         return f'<div class="charthead"><h2>Ranks over time</h2></div>{EMPTY.html(is_over=is_over)}'
     folded = f"; a row is {heat.fold} ranks, and shows the slowest of them" if heat.fold > 1 else ""
+    first, last = bounds(low / 1000, high / 1000)
     scale = (
-        f'<span class="scale"><span>{esc(seconds(low / 1000))}</span><i aria-hidden="true" '
+        f'<span class="scale"><span>{esc(first)}</span><i aria-hidden="true" '
         f'style="background:linear-gradient(90deg,{_STOPS})"></i>'
-        f"<span>{esc(seconds(high / 1000))} and more</span></span>"
+        f"<span>{esc(last)} and more</span></span>"
     )
     title = f"{plural(heat.ranks, 'rank')} over time since the start, a column {span(heat.width)}{folded}"
     return f'<div class="charthead"><h2>{esc(title)}</h2><div class="tools">{tools}{scale}</div></div>'
