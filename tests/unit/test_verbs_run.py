@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import time
 from pathlib import Path
 from typing import Any
 
@@ -431,6 +433,10 @@ def test_jobs_are_a_list_that_shows_itself() -> None:
     outcome = do(context_of(session), "jobs")
     assert len(outcome.value) == 20
     assert "older ones: %dtrain jobs --all" in outcome.value.table
+    kept, told = (do(context_of(session, shell=is_shell), "jobs").text.splitlines()[1] for is_shell in (False, True))
+    launched = time.localtime(session.jobs()[0].submitted_at)
+    assert time.strftime("%Y-%m-%d %H:%M ", launched) in kept and "ago" not in kept  # a notebook is read again later
+    assert re.search(r"\d\d:\d\d, [\d,]+ d ago ", told)
     assert len(do(context_of(session), "jobs --all").value) == 30
     assert len(do(context_of(session), "jobs --limit 30").value) == 30
     none = do(context_of(session), "jobs --phase failed")

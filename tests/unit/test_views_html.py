@@ -57,7 +57,7 @@ def test_every_value_is_escaped() -> None:
     assert [len(page.all(tag)) for tag in ("script", "b")] == [1, 0]
     assert page.all("div")[0]["data-dtrain-job"] == EVIL
     assert page.text.count("alert") >= 3
-    lists = snapshot_jobs_html([summary(EVIL, JobPhase.FAILED, reason=EVIL)])
+    lists = snapshot_jobs_html([summary(EVIL, JobPhase.FAILED, reason=EVIL)], str)
     assert not Page(lists).all("script") and not Page(lists).all("b")
 
 
@@ -108,7 +108,7 @@ def test_the_script_leaves_nothing_global_and_uses_only_jupyters_own_address() -
 
 
 def test_empty_lists_say_what_would_fill_them() -> None:
-    assert "%dtrain launch" in snapshot_jobs_html([])
+    assert "%dtrain launch" in snapshot_jobs_html([], str)
     pool = PoolStatus(name="p", version="1", address="", slots=0, free=0)
     assert "no worker has joined yet" in snapshot_pool_html(pool)
     nothing = replace(view(), rows=())

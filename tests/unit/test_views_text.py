@@ -8,7 +8,7 @@ from workbench.feed import JobSummary, PoolStatus, WorkerStatus
 from workbench.state import Failure, FailureKind, JobPhase, RankPhase
 from workbench.views.job import JobView, RankRow
 from workbench.views.text import bar, one_line, render_jobs, render_pool, render_status
-from workbench.views.wording import count, number, percent, ranks_text, rate, seconds, size, span
+from workbench.views.wording import ago, count, number, percent, ranks_text, rate, seconds, size, span, when
 
 
 def row(rank: int, **changes: object) -> RankRow:
@@ -87,7 +87,7 @@ def test_empty_states_say_what_would_fill_them() -> None:
     no_cell = replace(fresh, phase=JobPhase.STOPPED, is_interactive=True)
     assert "no step was finished: no cell on the ranks called optimizer.step()" in render_status(no_cell)
     assert "running" not in render_status(replace(fresh, is_saved=True))
-    assert "%dtrain launch" in render_jobs([])
+    assert "%dtrain launch" in render_jobs([], str)
 
 
 def test_what_was_dropped_is_told() -> None:
@@ -125,10 +125,10 @@ def test_the_list_of_jobs() -> None:
         summary("digits-12ab", JobPhase.HEALTHY, step=1240, throughput=3206.4),
         summary("bert-9f", JobPhase.FAILED, reason="rank 1 raised\nboom", ended_at=63.0, step=10, restart_count=2),
     ]
-    assert render_jobs(jobs).splitlines() == [
-        "job          state      ranks   step  samples/s        took  restarts",
-        "digits-12ab  ● HEALTHY      2  1,240      3,206           –         0",
-        "bert-9f      ✗ FAILED       2     10          –  1 min 02 s         2  rank 1 raised boom",
+    assert render_jobs(jobs, lambda time: f"14:0{time:.0f}").splitlines() == [
+        "job          state      launched  ranks   step  samples/s        took  restarts",
+        "digits-12ab  ● HEALTHY  14:01         2  1,240      3,206           –         0",
+        "bert-9f      ✗ FAILED   14:01         2     10          –  1 min 02 s         2  rank 1 raised boom",
     ]
 
 
@@ -160,6 +160,14 @@ def test_wording() -> None:
     assert [span(s) for s in (0, 3.21, 59.4, 62.4, 3700, 90_000)] == [
         "0.0 s", "3.2 s", "59 s", "1 min 02 s", "1 h 01 min", "1 d 01 h",
     ]  # fmt: skip
+    assert [ago(s) for s in (-1.0, 59, 60, 3599, 7300, 90_000, 10**8)] == [
+        "just now", "just now", "1 min ago", "59 min ago", "2 h ago", "1 d ago", "1,157 d ago",
+    ]  # fmt: skip
+    today = (2026, 12, 1, 15, 37, 9)
+    assert [when(moment, today) for moment in (today, (2026, 12, 1, 0, 5), (2026, 11, 30, 15, 37))] == [
+        "15:37", "00:05", "2026-11-30 15:37",
+    ]  # fmt: skip
+    assert when(today) == "2026-12-01 15:37"
     assert [size(s) for s in (None, 0, 999, 1_234_567, 5e18)] == ["–", "0 B", "999 B", "1.23 MB", "5e+03 PB"]
     assert (count(1240), rate(3206.4), rate(None), rate(0.5), number(1e-7)) == (
         "1,240", "3,206 samples/s", "–", "0.5 samples/s", "1e-07",

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 import re
+import time
 from html.parser import HTMLParser
 
 import pytest
 from msgspec.structs import replace
 from test_views_job import beat, history, state, update, view_of
+from workbench_widgets.live import Live
 from workbench_widgets.overview import ALL as ALL_JOBS
 from workbench_widgets.overview import MOST as JOBS_SHOWN
 from workbench_widgets.overview import Listing, Query
@@ -22,6 +24,8 @@ from workbench_widgets.source import Filter, LogTail, Picture
 
 from workbench.feed import JobSummary
 from workbench.state import Failure, FailureKind, JobPhase
+from workbench.verbs.parse import parse
+from workbench.verbs.table import find_verb
 from workbench.views.acts import Act
 from workbench.views.logs import Level, LogLine
 
@@ -313,9 +317,32 @@ def test_jobs_link_to_their_pages() -> None:
 
 def test_no_jobs_and_no_pool() -> None:
     assert "asking the pools" in jobs_html(Listing())
-    text = jobs_html(Listing((), ()))
-    assert "%dtrain up" in text and "%dtrain launch" in text
+    assert "%dtrain up" in jobs_html(Listing((), ()))
     assert "No job is like that" in jobs_html(Listing((), ()), Query(search="x"))
+
+
+def test_before_the_first_job_the_form_and_a_line_to_copy_are_pointed_at() -> None:
+    for above in ([], [Live(markup="a form")]):
+        jobs = jobs_panel.Jobs("light", above=above)
+        jobs.update(Listing(("pool default",), ()))
+        read = Reader(jobs._list.markup)
+        assert "No job has run here yet." in read.text and ("Open “Launch a job” above" in read.text) is bool(above)
+        (line,), (button,) = read.of("pre"), read.of("button")
+        assert button["data-copy"] == line["id"] and jobs_panel.FIRST in read.text
+        prefix, *words = jobs_panel.FIRST.split()
+        assert prefix == "%dtrain" and parse(*find_verb(words)).nproc_per_node == 2
+    jobs._turned("copied", "1")
+    assert "The line is in the clipboard." in jobs._list.markup
+    jobs.update(Listing(("pool default",), (listed("digits-1"),)))
+    assert "clipboard" not in jobs._list.markup and "digits-1" in jobs._list.markup
+
+
+def test_jobs_tell_when_they_were_launched_and_how_long_ago() -> None:
+    now = time.mktime((2026, 12, 1, 15, 37, 0, 0, 0, -1))
+    jobs = (listed("a-1", submitted_at=now - 200.0), listed("b-2", submitted_at=now - 86_400.0))
+    html = jobs_html(Listing((), jobs, at=now))
+    assert "15:33, 3 min ago" in html and "2026-11-30 15:37, 1 d ago" in html
+    assert 'title="2026-12-01 15:33:40 ' in html
 
 
 def test_progress_is_a_bar_and_a_number() -> None:

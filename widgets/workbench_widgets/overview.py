@@ -19,6 +19,7 @@ from workbench_widgets.pools import Pools
 
 EVERY: Final = 2.0  # s
 LINGER: Final = 10.0  # s after the last page
+AGED: Final = 20.0  # s between two looks at how long ago jobs were launched, which is told in minutes
 MOST: Final = 50  # jobs of a screenful
 logger = logging.getLogger(__name__)
 
@@ -35,11 +36,15 @@ ALL: Final = Query()
 
 
 class Listing(NamedTuple):
-    """A line a pool; jobs, newest first (None: not known yet); how many there are in each phase, searched ones only."""
+    """A line a pool; jobs, newest first (None: not known yet); how many there are in each phase, searched ones only.
+
+    `at`: about when (epoch s) that was so; it moves seldom, so that what has not changed is not told again.
+    """
 
     pools: tuple[str, ...] = ()
     jobs: tuple[JobSummary, ...] | None = None
     counts: tuple[tuple[str, int], ...] = ()
+    at: float = 0.0
 
     def total(self, phase: JobPhase | None) -> int:
         """How many jobs there are in a phase, or in all."""
@@ -134,4 +139,4 @@ def listing_of(pools: Pools, query: Query = ALL) -> Listing:
             lines.append(f"pool {name}: {error}")
     newest = sorted(jobs.values(), key=lambda job: job.submitted_at, reverse=True)[:MOST]
     shown = tuple(msgspec.structs.replace(job, job_id=pools.shown(job.job_id)) for job in newest)
-    return Listing(tuple(lines), shown, tuple(sorted(counts.items())))
+    return Listing(tuple(lines), shown, tuple(sorted(counts.items())), time.time() // AGED * AGED)

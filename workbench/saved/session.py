@@ -151,10 +151,14 @@ class SavedSession(Session):
         from workbench.views.text import render_jobs
 
         jobs = self.jobs(limit=1000)
-        when = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(self.document.saved_at))
-        head = f"{self.archive.path.name}: saved {when} UTC by dtrain {self.document.dtrain}"
-        html = snapshot_saved_html(head, jobs, file=show_live(self.archive.path))
-        return {"text/plain": f"{head}\n{render_jobs(jobs)}", "text/html": html}
+
+        def clock(moment: float, form: str = "%Y-%m-%d %H:%M UTC") -> str:
+            return time.strftime(form, time.gmtime(moment))
+
+        saved_at = clock(self.document.saved_at, "%Y-%m-%d %H:%M:%S UTC")
+        head = f"{self.archive.path.name}: saved {saved_at} by dtrain {self.document.dtrain}"
+        html = snapshot_saved_html(head, jobs, clock, file=show_live(self.archive.path))
+        return {"text/plain": f"{head}\n{render_jobs(jobs, clock)}", "text/html": html}
 
     # --- answers ---
 

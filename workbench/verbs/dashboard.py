@@ -17,6 +17,7 @@ from workbench.errors import PoolError, UsageError
 from workbench.verbs.context import Context
 from workbench.verbs.declare import Arguments, Outcome
 from workbench.verbs.saved import file_and_job
+from workbench.verbs.story import launches
 
 if TYPE_CHECKING:
     from workbench.session import Session
@@ -143,5 +144,5 @@ class AllJobs:
         from workbench.views.html import snapshot_jobs_html
         from workbench.views.text import render_jobs
 
-        jobs = self._session.jobs()
-        return {"text/plain": render_jobs(jobs), "text/html": snapshot_jobs_html(jobs, is_live=True)}
+        jobs, clock = self._session.jobs(), launches()
+        return {"text/plain": render_jobs(jobs, clock), "text/html": snapshot_jobs_html(jobs, clock, is_live=True)}

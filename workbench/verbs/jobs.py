@@ -16,7 +16,7 @@ from workbench.verbs.declare import Arguments, Outcome
 from workbench.verbs.lines import name_ranks
 from workbench.verbs.parse import nearest
 from workbench.verbs.shown import Listing, Text
-from workbench.verbs.story import clock_of
+from workbench.verbs.story import clock_of, launches
 
 LIMIT = 20
 
@@ -29,7 +29,12 @@ def listing(context: Context, args: Arguments) -> Outcome:
     limit = 1_000_000 if args.all else (LIMIT if args.limit is None else args.limit)
     found = session.jobs(limit=limit + 1, phase=args.phase)
     jobs = found[:limit]
-    text = render_jobs(jobs, width=context.screen.width, color=context.screen.has_color)
+    text = render_jobs(
+        jobs,
+        launches(context),
+        width=context.screen.width,
+        color=context.screen.has_color,
+    )
     if not jobs:
         start = f"no job has run here yet; start one with: {context.prefix} launch train.py"
         text = start if args.phase is None else f"no job is {args.phase.value}; all there are: {context.prefix} jobs"

@@ -12,7 +12,7 @@ from workbench.errors import UsageError
 from workbench.verbs.context import Context
 from workbench.verbs.declare import Arguments, Outcome
 from workbench.verbs.shown import Text
-from workbench.verbs.story import clock_of
+from workbench.verbs.story import clock_of, launches
 
 if TYPE_CHECKING:
     from workbench.saved.session import SavedJob, SavedSession
@@ -81,7 +81,12 @@ def _overview(context: Context, session: SavedSession) -> str:
         f"python {told.host.python}, {packages}, {told.host.platform}, {told.host.cores} cores{pool}",
         *dict.fromkeys(_commit(entry.git) for entry in told.jobs if entry.git is not None),
         "",
-        render_jobs(session.jobs(limit=1000), screen.width, color=screen.has_color),
+        render_jobs(
+            session.jobs(limit=1000),
+            launches(context),
+            screen.width,
+            color=screen.has_color,
+        ),
         *(["", "left out:", *(f"  {line}" for line in told.left_out)] if told.left_out else []),
     ]
     return "\n".join(lines)

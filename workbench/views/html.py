@@ -34,6 +34,7 @@ from workbench.views.table import (
     rank_table,
     workers_table,
 )
+from workbench.views.wording import Clock
 
 HEIGHT: Final = 440  # px of the live page
 ATTEMPTS: Final = 12  # in a snapshot; dtrain timeline has all
@@ -101,15 +102,15 @@ def snapshot_html(view: JobView, *, file: str | None = None) -> str:
     return _live(body, page=f"job?{urlencode({'id': f'{file}:{view.job_id}'})}", file=file) if file else _view(body)
 
 
-def snapshot_jobs_html(jobs: Sequence[JobSummary], *, is_live: bool = False) -> str:
-    """The list of jobs; `is_live`: it turns itself into the page of all jobs."""
-    body = table_html(jobs_table(jobs)) if jobs else _paragraphs([NO_JOB])
+def snapshot_jobs_html(jobs: Sequence[JobSummary], clock: Clock, *, is_live: bool = False) -> str:
+    """The list of jobs; `is_live`: it turns itself into the page of all jobs. `clock` says when they were launched."""
+    body = table_html(jobs_table(jobs, clock)) if jobs else _paragraphs([NO_JOB])
     return _live(body) if is_live else _view(body)
 
 
-def snapshot_saved_html(head: str, jobs: Sequence[JobSummary], *, file: str) -> str:
+def snapshot_saved_html(head: str, jobs: Sequence[JobSummary], clock: Clock, *, file: str) -> str:
     """A saved session: what it is, and its jobs. `file` as in `snapshot_html`."""
-    body = f"{_paragraphs([head])}{table_html(jobs_table(jobs))}"
+    body = f"{_paragraphs([head])}{table_html(jobs_table(jobs, clock))}"
     return _live(body, page=f"?{urlencode({'file': file})}", file=file) if file else _view(body)
 
 
@@ -174,7 +175,6 @@ def _paragraphs(lines: Sequence[str]) -> str:
 
 def table_html(table: Table) -> str:
     """Escaped, its first column naming the rows."""
-    """A table as HTML, escaped, its first column naming the rows."""
     heads = "".join(f'<th scope="col"{_class(column)}>{_text(column.title)}</th>' for column in table.columns)
     rows = "".join(_row(table, index) for index in range(table.length))
     return (

@@ -10,9 +10,9 @@ from typing import Final
 
 from workbench.views.lane_rows import ALWAYS_SEEN, SEVERITY, Row, rows_of
 from workbench.views.spans import LETTERS, Mark, MarkKind, Span, SpanKind, Timeline
-from workbench.views.story import Clock, attempts_table, numbers_line, since
+from workbench.views.story import attempts_table, numbers_line, since
 from workbench.views.text import WIDTH, cells, finish, table_lines
-from workbench.views.wording import plural, ranks_text, seconds, span
+from workbench.views.wording import Clock, plural, ranks_text, seconds, span
 
 SIGNS: Final[Mapping[SpanKind, str]] = {
     SpanKind.SLOTS: ".",

@@ -12,9 +12,8 @@ from typing import Final
 from workbench.state import JobPhase
 from workbench.views.spans import Attempt, MarkKind, Timeline
 from workbench.views.table import Column, Table
-from workbench.views.wording import NOTHING, count, percent, plural, span
+from workbench.views.wording import NOTHING, Clock, count, percent, plural, span
 
-Clock = Callable[[float], str]
 TOLD: Final = 3  # newest failures in a short story
 
 

@@ -15,6 +15,7 @@ from workbench.views.advice import advise_on
 from workbench.views.job import JobView, RankRow
 from workbench.views.wording import (
     NOTHING,
+    Clock,
     bare_rate,
     count,
     number,
@@ -173,18 +174,19 @@ def _share_of(name: str) -> Callable[[_Line], str]:
     return lambda line: _mean_text(line, lambda r: r.shares.get(name), percent)
 
 
-def jobs_table(jobs: Sequence[JobSummary]) -> Table:
-    """The list of jobs."""
+def jobs_table(jobs: Sequence[JobSummary], clock: Clock) -> Table:
+    """The list of jobs. `clock` says when they were launched."""
     columns = (
         Column("job", False, 0, tuple(job.job_id for job in jobs)),
         Column("state", False, 0, tuple(phase_text(job.phase) for job in jobs)),
+        Column("launched", False, 2, tuple(clock(job.submitted_at) for job in jobs)),
         Column("ranks", True, 1, tuple(count(job.world_size) if job.world_size else NOTHING for job in jobs)),
         Column("step", True, 1, tuple(count(job.step) if job.step else NOTHING for job in jobs)),
         Column("progress", True, 2, tuple(_done(job) for job in jobs)),
-        Column("samples/s", True, 2, tuple(bare_rate(j.throughput) if j.throughput else NOTHING for j in jobs)),
-        Column("took", True, 3, tuple(_took(job) for job in jobs)),
+        Column("samples/s", True, 4, tuple(bare_rate(j.throughput) if j.throughput else NOTHING for j in jobs)),
+        Column("took", True, 4, tuple(_took(job) for job in jobs)),
         Column("restarts", True, 5, tuple(str(job.restart_count) for job in jobs)),
-        Column("", False, 4, tuple(_why(job) for job in jobs)),
+        Column("", False, 3, tuple(_why(job) for job in jobs)),
     )
     return Table("Jobs", tuple(c for c in columns if c.title != "progress" or set(c.cells) - {NOTHING}))
 

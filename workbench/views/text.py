@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import textwrap
 import unicodedata
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 from workbench.feed import JobSummary, PoolStatus
@@ -31,7 +31,7 @@ from workbench.views.table import (
     rank_table,
     workers_table,
 )
-from workbench.views.wording import MARKS, percent
+from workbench.views.wording import MARKS, Clock, percent
 
 WIDTH: Final = 100
 GAP: Final = "  "
@@ -47,9 +47,7 @@ _STATE: Final = re.compile("|".join(re.escape(f"{mark} {word}") for word, mark i
 _CONTROL: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
-def render_status(
-    view: JobView, width: int = WIDTH, *, color: bool = False, clock: Callable[[float], str] | None = None
-) -> str:
+def render_status(view: JobView, width: int = WIDTH, *, color: bool = False, clock: Clock | None = None) -> str:
     """A job with what became of it so far and its ranks; `clock` tells times of day (None: times from its start)."""
     lines = [headline(view), progress_line(view), *_notes(view, width)]
     story = story_lines(view.timeline, clock) if view.timeline is not None else []
@@ -75,11 +73,11 @@ def bar(done: int, total: int, width: int = 30) -> str:
     return f"{'█' * full}{'░' * (width - full)} {percent(share)}"
 
 
-def render_jobs(jobs: Sequence[JobSummary], width: int = WIDTH, *, color: bool = False) -> str:
-    """The list of jobs."""
+def render_jobs(jobs: Sequence[JobSummary], clock: Clock, width: int = WIDTH, *, color: bool = False) -> str:
+    """The list of jobs. `clock` says when they were launched."""
     if not jobs:
         return NO_JOB
-    return finish(table_lines(jobs_table(jobs), width), width, color=color)
+    return finish(table_lines(jobs_table(jobs, clock), width), width, color=color)
 
 
 def render_checkpoints(

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 import signal
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
 from workbench.state import JobPhase, RankPhase
 
+Clock = Callable[[float], str]  # a time (epoch s) in the reader's words; whoever shows the text brings it
 NOTHING: Final = "–"
 # A state never speaks by colour alone: a mark and the word go with it.
 MARKS: Final[Mapping[str, str]] = {
@@ -95,6 +96,20 @@ def span(value: float) -> str:
     if whole < 86_400:
         return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
     return f"{whole // 86_400} d {whole % 86_400 // 3600:02d} h"
+
+
+def ago(seconds: float) -> str:
+    """How long something is past, in one unit, so that it seldom changes: 184 → "3 min ago"."""
+    for unit, name in ((86_400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= unit:
+            return f"{int(seconds / unit):,} {name} ago"
+    return "just now"
+
+
+def when(moment: Sequence[int], today: Sequence[int] = ()) -> str:
+    """A moment of a calendar (year, month, day, hour, minute, …), its date only where it is not `today`'s."""
+    time = f"{moment[3]:02}:{moment[4]:02}"
+    return time if tuple(moment[:3]) == tuple(today[:3]) else f"{moment[0]}-{moment[1]:02}-{moment[2]:02} {time}"
 
 
 def size(value: float | None) -> str:

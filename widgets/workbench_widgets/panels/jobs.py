@@ -5,6 +5,7 @@ Jobs can be chosen, on any of the screenfuls, to be seen beside each other.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 from urllib.parse import quote, urlencode
@@ -13,15 +14,17 @@ import panel as pn
 
 from workbench import JobPhase, JobSummary
 from workbench.views.sides import MOST as LARGEST
-from workbench.views.table import NO_JOB, Column, jobs_table
-from workbench.views.wording import count, percent, plural
+from workbench.views.table import Column, jobs_table
+from workbench.views.wording import ago, count, percent, plural, when
 from workbench_widgets.live import Live
 from workbench_widgets.overview import MOST, Listing, Query
 from workbench_widgets.panels.comparison import job_address
+from workbench_widgets.panels.launch import COPIED, LAUNCH, NOT_COPIED
 from workbench_widgets.panels.markup import esc, phase_badge, table_html
 from workbench_widgets.style import PANEL
 
 NO_POOL = "no pool has run here yet; start one with: %dtrain up"
+FIRST = "%dtrain launch train.py --nproc-per-node 2"
 NO_MATCH = "No job is like that. Other words, or another state?"
 
 
@@ -34,6 +37,7 @@ class Jobs:
     def __init__(self, theme: str, on_query: Callable[[], None] = lambda: None, *, above: Sequence[Any] = ()) -> None:
         self.query = Query()
         self._theme, self._on_query, self._listing = theme, on_query, Listing()
+        self._said, self._has_form = "", bool(above)
         self._picked: list[str] = []
         self._head = Live(stylesheets=[PANEL], markup=head_html(Listing()))
         self._bar = Live(stylesheets=[PANEL], markup=bar_html(Listing(), self.query), on_action=self._chosen)
@@ -48,7 +52,10 @@ class Jobs:
         self._head.markup = head_html(listing)
         self._bar.markup = bar_html(listing, self.query)
         self._compare.markup = compare_html(self._picked, self._theme) if listing.jobs else ""
-        self._list.markup = list_html(listing, self.query, self._theme, self._picked)
+        if listing.jobs == () and self.query == Query():
+            self._list.markup = none_html(self._said, has_form=self._has_form)
+        else:
+            self._list.markup = list_html(listing, self.query, self._theme, self._picked)
 
     def paint(self, theme: str) -> None:
         """Take on a theme: the links pass it on."""
@@ -62,16 +69,18 @@ class Jobs:
             self._want(Query(JobPhase(value) if value in JobPhase.__members__ else None, self.query.search))
 
     def _turned(self, name: str, value: str) -> None:
-        if name == "pick":
-            self._picked = picked(self._picked, value)
-            self.update(self._listing)
-            return
-        if name == "none":
-            self._picked = []
-            self.update(self._listing)
-            return
-        step = {"newer": -MOST, "older": MOST}.get(name, 0)
-        self._want(self.query._replace(offset=max(0, self.query.offset + step)))
+        match name:
+            case "pick":
+                self._picked = picked(self._picked, value)
+            case "none":
+                self._picked = []
+            case "copied":
+                self._said = COPIED if value else NOT_COPIED
+            case "newer" | "older":
+                step = MOST if name == "older" else -MOST
+                self._want(self.query._replace(offset=max(0, self.query.offset + step)))
+                return
+        self.update(self._listing)
 
     def _want(self, query: Query) -> None:
         if query != self.query:
@@ -131,12 +140,23 @@ def compare_address(chosen: Sequence[str], theme: str) -> str:
     return "compare?" + esc(urlencode(pairs, quote_via=quote))
 
 
+def none_html(said: str = "", *, has_form: bool = False) -> str:
+    """Before the first job: how to launch one, with a line to copy."""
+    form = f"Open “{LAUNCH}” above, or run" if has_form else "Run"
+    return (
+        f'<p role="status">No job has run here yet.</p><p class="muted">{form} this in a notebook, or without the % in '
+        f'a shell:</p><pre id="first" tabindex="0" aria-label="a line that launches a job">{esc(FIRST)}</pre>'
+        '<div class="tools"><button data-copy="first" title="copy the line">Copy</button>'
+        f'<span class="small muted" role="status" aria-live="polite">{esc(said)}</span></div>'
+    )
+
+
 def list_html(listing: Listing, query: Query, theme: str, chosen: Sequence[str] = ()) -> str:
     if listing.jobs is None:
         return ""
     if not listing.jobs:
-        return f'<p role="status">{esc(NO_JOB if query == Query() else NO_MATCH)}</p>'
-    table = jobs_table(listing.jobs)
+        return f'<p role="status">{esc(NO_MATCH)}</p>'
+    table = jobs_table(listing.jobs, lambda moment: launched(moment, listing.at))
 
     def cell(column: Column, index: int) -> str:
         text = column.cells[index]
@@ -145,6 +165,8 @@ def list_html(listing: Listing, query: Query, theme: str, chosen: Sequence[str] 
                 return f'{_box(text, is_picked=text in chosen)}<a href="{job_address(text, theme)}">{esc(text)}</a>'
             case "state":
                 return phase_badge(text.rpartition(" ")[2])
+            case "launched":
+                return f'<span title="{esc(_dated(listing, index))}">{esc(text)}</span>'
             case "progress":
                 return _bar(listing.jobs[index] if listing.jobs else None, text)
         return esc(text)
@@ -154,6 +176,16 @@ def list_html(listing: Listing, query: Query, theme: str, chosen: Sequence[str] 
     return f'<div class="scroll tall" tabindex="0" role="group" aria-label="{label}">{shown}</div>' + _pager(
         listing, query
     )
+
+
+def launched(moment: float, now: float) -> str:
+    """Where the page is served, and how long ago."""
+    return f"{when(time.localtime(moment), time.localtime(now))}, {ago(now - moment)}"
+
+
+def _dated(listing: Listing, index: int) -> str:
+    moment = listing.jobs[index].submitted_at if listing.jobs else 0.0
+    return time.strftime("%Y-%m-%d %H:%M:%S %Z", time.localtime(moment))
 
 
 def _box(job_id: str, *, is_picked: bool) -> str:

@@ -13,6 +13,7 @@ from workbench_widgets.panels.markup import esc
 from workbench_widgets.style import PANEL
 
 NUMBERS: Final = ("ranks", "restarts")
+LAUNCH: Final = "Launch a job"  # what opens the form
 COPIED: Final = "The line is in the clipboard."
 NOT_COPIED: Final = "The browser does not let this page copy: mark the line, and copy it by keyboard."
 
@@ -61,7 +62,7 @@ def form_html(form: Form, pools: Sequence[str], said: Launched, theme: str) -> s
     off = f' aria-disabled="true" title="{esc(reason)}"' if reason else ' title="start it on the pool"'
     job = f'<a href="{job_address(said.job_id, theme)}">{esc(said.job_id)}</a> ' if said.job_id else ""
     return (
-        f'<details class="launch"><summary>Launch a job</summary><div class="tools" role="group" aria-label="launch">'
+        f'<details class="launch"><summary>{LAUNCH}</summary><div class="tools" role="group" aria-label="launch">'
         f'{fields}<button data-do="launch" data-once{off}>Launch</button>{copy}</div>{shown}'
         f'<p class="small muted" role="status" aria-live="polite">{job}{esc(said.said or reason)}</p></details>'
     )

@@ -18,9 +18,9 @@ from workbench.views.job import JobView
 from workbench.views.lane_rows import Row, rows_of, worst_first
 from workbench.views.lane_text import NOTHING_EVER, NOTHING_YET, mark_text, span_text
 from workbench.views.spans import LETTERS, Mark, MarkKind, SpanKind, Timeline
-from workbench.views.story import Clock, attempts_table, ended_text, numbers_line, story_lines
+from workbench.views.story import attempts_table, ended_text, numbers_line, story_lines
 from workbench.views.table import Column, Table
-from workbench.views.wording import plural, span
+from workbench.views.wording import Clock, plural, span
 from workbench_widgets.live import Live
 from workbench_widgets.panels.markup import Empty, esc, unfolding
 from workbench_widgets.style import PANEL
