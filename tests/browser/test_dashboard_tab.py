@@ -18,7 +18,7 @@ import pytest
 from axe import violations
 from conftest import PROGRAMS
 from lab import LOCAL, LiveView, Tab, wait_for
-from playwright.sync_api import Browser, Page
+from playwright.sync_api import Browser, Frame, Page
 from test_notebook import assert_moves, await_steps
 
 from workbench.saved.session import load_session
@@ -100,9 +100,9 @@ def health(url: str, cookies: str) -> dict[str, Any]:
         return dict(json.loads(answer.read()))
 
 
-def launch_by_form(page: Page, script: str, arguments: str, ranks: str) -> str:
+def launch_by_form(page: Page | Frame, script: str, arguments: str, ranks: str) -> str:
     """Two clicks, one job: its id."""
-    page.get_by_text("Launch a job").click()
+    page.get_by_text("Launch a job", exact=True).click()
     for label, text in (("script", script), ("arguments", arguments), ("ranks", ranks)):
         page.get_by_label(label, exact=True).fill(text)
     line = page.get_by_label("the line that does the same")
@@ -158,7 +158,7 @@ def test_the_launch_form_is_for_everybody_as_it_opens_is_filled_and_refuses(
     reader, url = readers(color_scheme="light"), link()
     reader.open(url)
     page = reader.page
-    page.get_by_text("Launch a job").click()
+    page.get_by_text("Launch a job", exact=True).click()
     button = page.get_by_role("button", name="Launch", exact=True)
     assert_for_everybody(page, "give the script that the ranks are to run")
     button.press("Enter")
