@@ -162,7 +162,7 @@ class StepPage(msgspec.Struct, frozen=True, kw_only=True):
 
 class Cursor(msgspec.Struct, frozen=True, kw_only=True):
     """Where a client has got to. `output` counts chunks, `beat` beats, `cells` answers, `checks` reports of
-    replicas compared; `bucket` is a point in time.
+    replicas compared, all since the job came into the memory that `memory` names; `bucket` is a point in time.
     """
 
     event: int = 0
@@ -171,6 +171,7 @@ class Cursor(msgspec.Struct, frozen=True, kw_only=True):
     cells: int = 0
     checks: int = 0
     bucket: float = 0.0
+    memory: int = 0
 
 
 class CellStarted(msgspec.Struct, frozen=True, kw_only=True):

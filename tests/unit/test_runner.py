@@ -18,7 +18,7 @@ from workbench.runner.live import LiveJob, Ring
 from workbench.runner.slots import SlotTable
 from workbench.spec import JobSpec
 from workbench.store.jobfile import JobFile
-from workbench.telemetry import StepsTaken
+from workbench.telemetry import OutputWritten, StepsTaken
 
 SPECS = {"a": JobSpec(entrypoint="t.py", nproc_per_node=3), "b": JobSpec(entrypoint="t.py", nproc_per_node=2)}
 
@@ -146,3 +146,26 @@ def test_many_ranks_have_a_past_that_is_coarse(tmp_path: Path, monkeypatch: pyte
         monkeypatch.setattr("workbench.runner.live.PAST", 500)
         assert widths(seconds + 0.7) == {1.0, 10.0}
         assert widths(seconds + 5.3) == {1.0, 5.0, 10.0}, "what is left of the last ten seconds"
+
+
+def test_who_followed_a_job_follows_it_where_it_is_now(tmp_path: Path) -> None:
+    """What is on record is not told again; what is counted in memory begins anew, and is told from there."""
+    path, spec = tmp_path / "job.sqlite", JobSpec(entrypoint="t.py", nproc_per_node=1)
+
+    def written(text: str) -> OutputWritten:
+        return OutputWritten(job_id="a", rank=0, time=1.0, text=text, stream="stdout")
+
+    with JobFile.create(path, "a") as file:
+        live = LiveJob("a", file)
+        live.apply(LaunchRequested(time=1.0, job_id="a", spec=spec))
+        for text in ("one", "two", "three"):
+            live.report(written(text))
+        cursor = live.update(Cursor(), 2.0).cursor
+    with JobFile.open(path) as file:
+        again = LiveJob("a", file)
+        again.restore()
+        again.report(written("four"))
+        update = again.update(cursor, 3.0)
+        assert update.events == ()
+        assert [chunk.text for chunk in update.output] == ["four"]
+        assert again.update(update.cursor, 4.0).output == ()

@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import math
+import secrets
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Final, Generic, TypeVar
+
+from msgspec.structs import replace
 
 from workbench.commands import Command
 from workbench.controller import transition
@@ -80,7 +83,9 @@ class LiveJob:
         self._output = Ring[OutputWritten](OUTPUT_BYTES, lambda chunk: len(chunk.text) + 64)
         self._cells = Ring[CellFinished](CELL_BYTES, lambda cell: len(cell.payload) + len(cell.traceback) + 256)
         self._checks = Ring[Check](CHECK_BYTES, _size_of)
+        self._memory = secrets.randbits(48)  # cursors of another life of this job count what is not here
         self._checked = 0  # number of the record's row of checks up to which it is known
+        self._restored = 0  # reports of checks that came from the record
         self._output_dropped = self._telemetry_dropped = 0
         self._waiters: set[asyncio.Future[None]] = set()
         self.tick: asyncio.TimerHandle | None = None
@@ -98,6 +103,7 @@ class LiveJob:
         checks, self._checked = self.file.checks(self._checked)
         for report in checks:
             self._checks.add(report)
+        self._restored = self._checks.last
 
     def apply(self, event: Event) -> tuple[Command, ...]:
         """Record a fact, then let it change the state; the commands that follow are the caller's to carry out."""
@@ -181,6 +187,7 @@ class LiveJob:
 
     def update(self, cursor: Cursor, now: float) -> Update:
         """What is new since `cursor`."""
+        cursor = self._known_here(cursor)
         beats = tuple(beat for number, beat in self._beats.values() if number > cursor.beat)
         buckets, totals = self._history(cursor.bucket, now)
         ends = [b.start + b.width for b in buckets] + [t.start + t.width for t in totals]
@@ -201,6 +208,12 @@ class LiveJob:
             problems=self.file.problems,
         )
 
+    def _known_here(self, cursor: Cursor) -> Cursor:
+        """The cursor of a client that knew the job before it came into this memory: the record's part of it counts."""
+        if cursor.memory in (0, self._memory):
+            return cursor
+        return replace(cursor, beat=0, output=0, cells=0, checks=self._restored)
+
     def cursor(self, bucket: float) -> Cursor:
         """Where a client is that knows all there is now, buckets up to `bucket`."""
         return Cursor(
@@ -210,6 +223,7 @@ class LiveJob:
             cells=self._cells.last,
             checks=self._checks.last,
             bucket=bucket,
+            memory=self._memory,
         )
 
     def _checks_since(self, number: int) -> tuple[Check, ...]:
