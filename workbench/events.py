@@ -114,9 +114,14 @@ class WorkerLost(_Event, frozen=True, kw_only=True):
 
 
 class PoolLost(_Event, frozen=True, kw_only=True):
-    """The scheduler that ran the job is gone, and every rank with it."""
+    """The scheduler that ran the job is gone, and every rank with it.
+
+    `since`: when it died, where that is known. `comes_back`: the pool was brought back at once, and goes on.
+    """
 
     reason: str
+    since: float | None = None
+    comes_back: bool = False
 
 
 class CancelRequested(_Event, frozen=True, kw_only=True):

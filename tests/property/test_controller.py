@@ -377,11 +377,14 @@ class AnyStory(RuleBasedStateMachine):
             self.pool.join(f"w{name}", slots)
 
     @precondition(lambda self: not any(agent.commands for agent in self.pool.agents.values()))
-    @rule(is_meant=RARELY)
-    def lose_pool(self, is_meant: bool) -> None:
+    @rule(is_meant=RARELY, comes_back=st.booleans(), slots=st.integers(1, 3))
+    def lose_pool(self, is_meant: bool, comes_back: bool, slots: int) -> None:
         if is_meant:
-            self.pool.lose_pool()
-            assert all(state.phase.is_terminal for state in self.pool.states.values())
+            self.pool.lose_pool(comes_back=comes_back)
+            for state in self.pool.states.values():
+                assert state.phase.is_terminal or (comes_back and state.job_id in self.pool.queue)
+            if comes_back:
+                self.pool.join("a", slots)
 
     def _agents(self, which: Callable[[FakeAgent], bool] = lambda _: True) -> list[FakeAgent]:
         return [agent for agent in self.pool.agents.values() if which(agent)]

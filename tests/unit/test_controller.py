@@ -103,6 +103,12 @@ def lose_pool(pool: FakePool) -> None:
     pool.lose_pool("the pool's scheduler went away at step 7; the ranks ended with it")
 
 
+def come_back(pool: FakePool) -> None:
+    """The scheduler was killed; another one is there, and then a worker."""
+    pool.lose_pool("the pool's scheduler died after step 7; the ranks ended with it", comes_back=True)
+    pool.join("a", 2)
+
+
 def kill(rank: int, number: int = signal.SIGKILL) -> Step:
     return lambda pool: pool.kill(JOB, rank, number)
 
@@ -636,6 +642,46 @@ STORIES = [
         RESTART,
     ),
     Story(
+        "pool lost and back",
+        (run, come_back, run),
+        "INIT LAUNCHING HEALTHY RECOVERING LAUNCHING HEALTHY",
+        "2 of 2 ranks running, restart 1 of 1",
+        RESTART,
+    ),
+    Story(
+        "pool lost and back, without restarts",
+        (run, come_back, run),
+        "INIT LAUNCHING HEALTHY FAILED",
+        "the pool's scheduler died after step 7; the ranks ended with it",
+    ),
+    Story(
+        "pool lost and back again and again",
+        (run, come_back, run, come_back, run),
+        "INIT LAUNCHING HEALTHY RECOVERING LAUNCHING HEALTHY FAILED",
+        "the pool's scheduler died after step 7; the ranks ended with it; no restart left of 1",
+        RESTART,
+    ),
+    Story(
+        "pool lost and back before ranks ran",
+        (settle, come_back, run),
+        "INIT LAUNCHING HEALTHY RECOVERING LAUNCHING HEALTHY",
+        "2 of 2 ranks running, restart 1 of 1",
+        RESTART,
+    ),
+    Story(
+        "pool lost and back while the old generation is on its way out",
+        (run, stubborn, fail(0), settle, come_back, run),
+        "INIT LAUNCHING HEALTHY RECOVERING LAUNCHING HEALTHY",
+        "2 of 2 ranks running, restart 1 of 1",
+        RESTART,
+    ),
+    Story(
+        "pool lost and back while a cancelled job is on its way out",
+        (run, stubborn, cancel, settle, come_back, run),
+        "INIT LAUNCHING HEALTHY STOPPING STOPPED",
+        "cancelled by %dtrain cancel",
+    ),
+    Story(
         "pool lost while a failed job is on its way out",
         (run, stubborn, fail(0), settle, lose_pool),
         "INIT LAUNCHING HEALTHY STOPPING FAILED",
@@ -932,3 +978,20 @@ def test_deadlines_are_asked_for_while_launching_and_settling_only() -> None:
     assert failing.deadline == 2.0 + SETTLE
     told, _ = transition(failing, Ticked(time=2.0 + SETTLE))
     assert told.deadline is None
+
+
+def test_a_job_that_waited_waits_on_in_a_pool_that_is_back_without_a_worker_yet() -> None:
+    """It is not refused for want of slots that will soon be there, and has restarted no more than it had started."""
+    pool = FakePool({"a": 2}, start=1000.0)
+    pool.launch(spec(), "first")
+    pool.launch(spec(), JOB)
+    pool.run()
+    pool.lose_pool("the pool's scheduler died", comes_back=True)
+    pool.run()
+    assert pool.states["first"].phase is JobPhase.FAILED
+    assert pool.states[JOB].phase is JobPhase.INIT
+    pool.join("b", 2)
+    pool.run()
+    assert (pool.states[JOB].phase, pool.states[JOB].restart_count) == (JobPhase.HEALTHY, 0)
+    assert pool.replay(JOB) == pool.states[JOB]
+    assert not any(isinstance(event, WorkerLost) for event in pool.record["first"])

@@ -6,10 +6,11 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from workbench.commands import Announce, ForgetCopies, ReleaseSlots
+from workbench.commands import Announce, ForgetCopies, ReleaseSlots, StopRanks
 from workbench.controller.parts import (
     Outcome,
     all_gone,
+    awaits_slots,
     enter,
     go_back,
     rank_of,
@@ -230,12 +231,24 @@ def cancel(state: JobState, event: CancelRequested) -> Outcome:
 
 def pool_lost(state: JobState, event: PoolLost) -> Outcome:
     gone = tuple(r if r.phase.has_exited else replace(r, phase=RankPhase.FAILED) for r in state.ranks)
+    left = replace(state, ranks=gone)
     if state.phase is JobPhase.STOPPING:  # it was to end, for a reason that stands
-        return settle(replace(state, ranks=gone), event.time)
-    failure = Failure(kind=FailureKind.WORKER_LOST, rank=None, reason=event.reason, time=event.time)
+        return settle(left, event.time)
+    when = event.time if event.since is None else event.since
+    failure = Failure(kind=FailureKind.WORKER_LOST, rank=None, reason=event.reason, time=when)
+    if event.comes_back:
+        return _outlive(left, failure, event.time)
     told = FailureDetected(
         time=event.time, restart_count=state.restart_count, failure=failure, consequences=state.failures
     )
-    lost = replace(state, ranks=gone, failures=(*state.failures, failure), failure=failure)
+    lost = replace(left, failures=(*state.failures, failure), failure=failure)
     ended, commands = end(lost, JobPhase.FAILED, event.reason, event.time)
     return ended, (Announce(job_id=state.job_id, event=told), *commands)
+
+
+def _outlive(state: JobState, failure: Failure, time: float) -> Outcome:
+    """The pool is back, without a rank. What waited for slots waits again, what ran has failed like any other."""
+    if awaits_slots(state):
+        return state, (replace(request_slots(state), is_patient=True),)  # its workers are yet to come back
+    lost, commands = settle(state, time) if state.phase is JobPhase.RECOVERING else fail(state, (failure,), time)
+    return lost, tuple(c for c in commands if not isinstance(c, StopRanks))  # nobody is there to hear of it

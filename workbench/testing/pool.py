@@ -116,11 +116,16 @@ class FakePool:
         for job_id in tuple(self.states):
             self.feed(job_id, WorkerLost(time=self.now, worker=worker, reason=reason))
 
-    def lose_pool(self, reason: str = "the pool's scheduler went away") -> None:
-        """Every worker is gone, and the scheduler was: jobs learn it from their records."""
+    def lose_pool(self, reason: str = "the pool's scheduler went away", *, comes_back: bool = False) -> None:
+        """Every worker is gone, and the scheduler was: jobs learn it from their records.
+
+        `comes_back`: jobs go on, as soon as a worker has joined again.
+        """
         self.agents.clear()
+        self.held.clear()
+        self.queue.clear()
         for job_id in tuple(self.states):
-            self.feed(job_id, PoolLost(time=self.now, reason=reason))
+            self.feed(job_id, PoolLost(time=self.now, reason=reason, comes_back=comes_back))
 
     def start_ranks(self, worker: str) -> None:
         """The ranks that a slow agent was told to start run now."""
