@@ -81,6 +81,16 @@ class ForgetJob(_Command, frozen=True, kw_only=True):
     worker: str
 
 
+class KeepEnvironment(_Command, frozen=True, kw_only=True):
+    """Keep the launcher's environment, in memory alone, for a scheduler that comes after this one; until `ForgetJob`.
+
+    Sent by the runner of a pool that is brought back when its scheduler is killed; nothing comes back.
+    """
+
+    worker: str
+    env: dict[str, str]
+
+
 class Announce(_Command, frozen=True, kw_only=True):
     """Record this, for people; the controller does not want it back."""
 
@@ -146,6 +156,7 @@ Command = (
     | StopRanks
     | RequestCheckpoint
     | ForgetJob
+    | KeepEnvironment
     | Announce
     | ExecuteCell
     | PushValue
@@ -159,6 +170,7 @@ AgentCommand = (
     | StopRanks
     | RequestCheckpoint
     | ForgetJob
+    | KeepEnvironment
     | ExecuteCell
     | PushValue
     | PullValue

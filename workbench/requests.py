@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import msgspec
 
 from workbench.feed import Cursor
 from workbench.origin import Origin
 from workbench.spec import JobSpec
 from workbench.state import JobPhase
+
+# Not to be sent again when it is not known whether they were taken; all others come to the same then.
+ONCE: Final = frozenset(("launch", "execute", "inject"))
 
 
 class Launch(msgspec.Struct, frozen=True, kw_only=True):

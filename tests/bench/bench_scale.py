@@ -96,7 +96,7 @@ def serve_worker(options: argparse.Namespace) -> None:
     import dask
     from distributed import Worker
 
-    from workbench.pool.process import CONFIG, LOOPBACK, scheduler_address, security_in
+    from workbench.pool.process import CONFIG, LOOPBACK, running, security_in
     from workbench.pool.worker import AgentPlugin
 
     class Plugin(AgentPlugin):
@@ -105,9 +105,10 @@ def serve_worker(options: argparse.Namespace) -> None:
 
     async def run() -> None:
         directory = Path(options.dir)
-        address = await scheduler_address(directory)
+        while (mark := running(directory)) is None:
+            await asyncio.sleep(0.02)
         worker = Worker(
-            address, host=LOOPBACK, nthreads=1, memory_limit=0, security=security_in(directory), dashboard=False,
+            mark.address, host=LOOPBACK, nthreads=1, memory_limit=0, security=security_in(directory), dashboard=False,
             dashboard_address=f"{LOOPBACK}:0", local_directory=str(directory / "scratch"),
             plugins=[Plugin(str(directory), RANKS)],
         )  # fmt: skip

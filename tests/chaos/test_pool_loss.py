@@ -71,14 +71,16 @@ time.sleep(60)
     assert job.wait(10) is JobPhase.STOPPED
 
 
-def test_a_killed_scheduler_takes_the_ranks_along_and_the_record_tells(session: Session) -> None:
+def test_a_pool_without_any_process_takes_the_ranks_along_and_the_record_tells(session: Session) -> None:
+    """As after a crash of the machine: nobody is left who could bring it back."""
     job, pids = _launch(session)
     marks = read_marks(pool_dir("default"))
+    os.kill(marks["worker"].pid, signal.SIGSTOP)  # so that it does not bring it back before it is killed as well
     os.kill(marks["scheduler"].pid, signal.SIGKILL)
-    until(lambda: _all_gone(pids), "end of the ranks", 3.0)
+    os.kill(marks["worker"].pid, signal.SIGKILL)
+    until(lambda: _all_gone([*pids, marks["worker"].pid]), "end of ranks and worker", 3.0)
     with pytest.raises(PoolLostError, match="does not answer"):
         session.pool_status()
-    until(lambda: _all_gone([marks["worker"].pid]), "end of the worker", 10.0)
     assert find_pool("default") is None, "a stale pool file is recognised"
     with pytest.raises(PoolUnavailableError):
         Session(start=False)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -40,6 +40,9 @@ class Story:
     def __init__(self, link: SchedulerLink) -> None:
         self.link = link
         self.told: list[Any] = []
+
+    def kept(self, worker: str, environments: Mapping[str, Mapping[str, str]]) -> None:
+        self.told.append(("kept", worker, environments))
 
     def worker_joined(self, worker: str, hello: Hello) -> None:
         self.told.append(("joined", worker, hello.epoch))

@@ -71,6 +71,8 @@ SAID = {
     "rank 1 exited with code 1 at step 4": ("sys.exit", "log"),
     "rank 1 ended at step 4: lost with its zygote": ("forked from", "again"),
     "the pool's scheduler went away at step 7; the ranks ended with it": ("killed", "dtrain up"),
+    "the pool's scheduler died after step 7; the ranks ended with it": ("another one", "--max-restarts"),
+    "the pool's scheduler died, for the 4th time within 5 minutes, and is not started again": ("again", "dtrain up"),
     "rank 1 was lost with its worker tls://10.0.0.1:4": ("host", "worker.log"),
 }
 

@@ -9,8 +9,10 @@ from __future__ import annotations
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import suppress
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -31,6 +33,7 @@ from workbench.commands import (
     ForgetJob,
     InjectFault,
     InterruptRanks,
+    KeepEnvironment,
     PullValue,
     PushValue,
     RequestCheckpoint,
@@ -79,6 +82,26 @@ class Agent:
         self._loop.post(self._zygotes.warm_up)
         self._loop.post(self._begin_to_watch)
         self._thread.start()
+
+    def serve(self, worker: str) -> None:
+        """For another worker from now on; thread-safe."""
+        self._loop.post(lambda: self._jobs.serve(worker))
+
+    def rest(self, reason: str, timeout: float = 5.0) -> None:
+        """Kill every rank and see it gone; zygotes stay, and what is kept for jobs. Thread-safe."""
+        deadline, is_clear = time.monotonic() + timeout, False
+        while not is_clear and time.monotonic() < deadline:
+            with suppress(TimeoutError):
+                is_clear = self._ask(lambda: self._clear(reason))
+            time.sleep(0.005)
+
+    def _clear(self, reason: str) -> bool:
+        self.end_ranks(reason)  # again and again: what was under way may have started something
+        return self._jobs.is_idle
+
+    def environments(self) -> dict[str, dict[str, str]]:
+        """What `KeepEnvironment` gave, by job; thread-safe."""
+        return dict(self._jobs.environments)
 
     def stop(self, timeout: float = 5.0) -> None:
         """Kill everything that was started, and end the thread. Does nothing the second time."""
@@ -192,6 +215,8 @@ class Agent:
                 inject(self._jobs, command)
             case RequestCheckpoint():
                 self._jobs.request_checkpoint(command)
+            case KeepEnvironment():
+                self._jobs.environments[command.job_id] = command.env
             case ForgetJob():
                 self._jobs.forget(command)
             case ExecuteCell() | PushValue() | PullValue():

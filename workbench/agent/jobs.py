@@ -53,6 +53,11 @@ class Jobs:
         self._keepers: dict[RankProcess | StoreProcess, Keeper] = {}
         self.on_rank: Callable[[], None] = lambda: None  # there is one more
         self.kept = Kept()
+        self.environments: dict[str, dict[str, str]] = {}  # by job, for a scheduler that does not know them any more
+
+    def serve(self, worker: str) -> None:
+        """The name of this host's worker, for events."""
+        self._worker = worker
 
     # --- stores ---
 
@@ -173,6 +178,7 @@ class Jobs:
     def forget(self, command: ForgetJob) -> None:
         """Let go of what was held for the job from one generation to the next."""
         self.kept.forget(command.job_id)
+        self.environments.pop(command.job_id, None)
 
     def zygote_of(self, process: RankProcess) -> int:
         return self._keepers[process].pid

@@ -2,7 +2,8 @@
 
 A pool is a private directory `pools/<name>/` with a mark file for each process (pid and start time: a reused pid is not
 taken for ours), the TLS key, and the processes' logs. A mark of another boot, or of a process that is gone, is stale:
-it is recognised and cleaned away.
+it is recognised and cleaned away. But a worker that lives while the scheduler's mark is stale, and does not say that
+it was to end, waits for another scheduler: whoever first looks for the pool, mostly that worker, starts it.
 """
 
 from __future__ import annotations
@@ -17,13 +18,14 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 import psutil
 
 from workbench import __version__
 from workbench.errors import PoolError, PoolUnavailableError, UsageError
+from workbench.policy.comeback import Comeback, died_again
 from workbench.spec import NAME_PATTERN
 from workbench.store.home import atomic_write, home_dir, pools_dir, private_dir
 
@@ -41,7 +43,11 @@ class Mark(msgspec.Struct, frozen=True, kw_only=True):
     created: float  # psutil's create_time: with the pid, this process and no other
     boot: str
     version: str = __version__
-    address: str = ""  # the scheduler's
+    # The scheduler's:
+    address: str = ""
+    argv: tuple[str, ...] = ()  # how it was started
+    deaths: tuple[float, ...] = ()  # epoch s: when those before it, of late, were killed
+    is_closing: bool = False  # it ends because it was told to
 
     @property
     def is_alive(self) -> bool:
@@ -69,14 +75,24 @@ def pool_dir(name: str) -> Path:
     return pools_dir() / name
 
 
-def write_mark(directory: Path, role: str, address: str = "", pid: int | None = None) -> Mark:
-    """Leave a mark for a process, this one by default."""
+def write_mark(directory: Path, role: str, address: str = "", pid: int | None = None, **more: Any) -> Mark:
+    """Leave a mark for a process, this one by default; `more` are fields of the mark."""
     process = psutil.Process(pid)
     mark = Mark(
-        role=role, pid=process.pid, created=process.create_time(), boot=boot_id(), address=address, version=__version__
+        role=role,
+        pid=process.pid,
+        created=process.create_time(),
+        boot=boot_id(),
+        address=address,
+        version=__version__,
+        **more,
     )
-    atomic_write(directory / f"{role}.json", msgspec.json.encode(mark))
+    put_mark(directory, mark)
     return mark
+
+
+def put_mark(directory: Path, mark: Mark) -> None:
+    atomic_write(directory / f"{mark.role}.json", msgspec.json.encode(mark))
 
 
 def read_marks(directory: Path) -> dict[str, Mark]:
@@ -89,16 +105,42 @@ def read_marks(directory: Path) -> dict[str, Mark]:
     return marks
 
 
-def find_pool(name: str) -> Mark | None:
-    """The scheduler of a running pool, or None. Leftovers of a dead pool are cleaned away."""
+def find_pool(name: str, *, patience: float = START_TIMEOUT, brings_back: bool = True) -> Mark | None:
+    """The scheduler of a running pool, or None. Leftovers of a dead pool are cleaned away.
+
+    A pool whose scheduler was killed is brought back first, if `brings_back`. Waits `patience` s for others that start
+    or stop it; with none, raises `BlockingIOError` while they do.
+    """
     directory = pool_dir(name)
     found = running(directory)
     if found is None and read_marks(directory):
-        with _locked(directory):
+        with _locked(directory, patience) as lock:
             found = running(directory)  # another process may have started it while we waited
+            if found is None and brings_back:
+                found = _bring_back(directory, lock)
             if found is None:
                 sweep(directory)
     return found
+
+
+def _bring_back(directory: Path, lock: int) -> Mark | None:
+    """Another scheduler for a worker whose own was killed; None where there is none, or it has died too often."""
+    dead = read_marks(directory).get("scheduler")
+    if dead is None or dead.is_closing or not dead.argv or running(directory, "worker") is None:
+        return None
+    deaths = died_again(dead.deaths, time.time())
+    put_mark(directory, msgspec.structs.replace(dead, deaths=deaths))  # first: a start that fails counts as well
+    scheduler = spawn(dead.argv, directory / "scheduler.log", lock)
+    try:
+        if Comeback(deaths=deaths).is_given_up:  # it only tells the jobs so
+            scheduler.wait(START_TIMEOUT)
+            return None
+        return _await_scheduler(directory, scheduler=scheduler)
+    except BaseException:
+        scheduler.kill()
+        raise
+    finally:
+        disown(scheduler)
 
 
 def running(directory: Path, role: str = "scheduler") -> Mark | None:
@@ -121,18 +163,19 @@ def start_pool(name: str, slots: int, service: str, preload: Sequence[str] = ())
     `service` is the runner as `module:function`. Raises `PoolError` with the last words of what did not start.
     """
     directory = private_dir(pool_dir(name))
-    with _locked(directory):
-        if found := running(directory):
+    with _locked(directory) as lock:
+        if found := running(directory) or _bring_back(directory, lock):
             return found, False
         sweep(directory)
         make_certificates(directory)
-        like = directory, name, slots, ",".join(preload)
-        scheduler = spawn([*command("scheduler", *like), "--service", service], directory / "scheduler.log")
+        like = directory, name, slots, ",".join(preload), service
+        scheduler = spawn(command("scheduler", *like), directory / "scheduler.log", lock)
         worker = spawn(command("worker", *like), directory / "worker.log")
         write_mark(directory, "worker", pid=worker.pid)
         try:
-            return _await_scheduler(directory, scheduler, worker), True
+            return _await_scheduler(directory, scheduler=scheduler, worker=worker), True
         except BaseException:
+            scheduler.kill()  # it may have left no mark yet
             sweep(directory)
             raise
         finally:
@@ -140,18 +183,18 @@ def start_pool(name: str, slots: int, service: str, preload: Sequence[str] = ())
                 disown(process)
 
 
-def command(role: str, directory: Path, name: str, slots: int, preload: str) -> list[str]:
+def command(role: str, directory: Path, name: str, slots: int, preload: str, service: str) -> tuple[str, ...]:
     """How a process of a pool is started; the scheduler has to know the worker's options to start another one."""
-    where = ["--pool", name, "--dir", str(directory), "--slots", str(slots), "--preload", preload]
-    return [sys.executable, "-m", "workbench.pool.process", role, *where]
+    where = ("--pool", name, "--dir", str(directory), "--slots", str(slots), "--preload", preload, "--service", service)
+    return (sys.executable, "-m", "workbench.pool.process", role, *where)
 
 
-def _await_scheduler(directory: Path, *processes: subprocess.Popen[bytes]) -> Mark:
+def _await_scheduler(directory: Path, **processes: subprocess.Popen[bytes]) -> Mark:
     deadline = time.monotonic() + START_TIMEOUT
     while time.monotonic() < deadline:
         if mark := running(directory):
             return mark
-        for process, role in zip(processes, ("scheduler", "worker"), strict=True):
+        for role, process in processes.items():
             if process.poll() is not None:
                 log = directory / f"{role}.log"
                 raise PoolError(f"the pool's {role} ended: {_last_words(log)}", hint=f"see {log}")
@@ -169,13 +212,17 @@ def _last_words(log: Path) -> str:
     return lines[-1][:300] if lines else "it left no word"
 
 
-def spawn(argv: Sequence[str], log: Path) -> subprocess.Popen[bytes]:
-    """A process in a session of its own: neither the kernel's interrupt nor its end reaches it."""
+def spawn(argv: Sequence[str], log: Path, lock: int | None = None) -> subprocess.Popen[bytes]:
+    """A process in a session of its own: neither the kernel's interrupt nor its end reaches it.
+
+    `lock` is held by the process too, until it closes it: so nobody starts a second one when who started it dies.
+    """
     env = caller_environment()
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     try:
         return subprocess.Popen(
-            argv,
+            [*argv, *(() if lock is None else ("--lock", str(lock)))],
+            pass_fds=() if lock is None else (lock,),
             stdin=subprocess.DEVNULL,
             stdout=descriptor,
             stderr=descriptor,
@@ -193,10 +240,11 @@ def disown(process: subprocess.Popen[bytes]) -> None:
 
 
 def sweep(directory: Path) -> None:
-    """End what still runs of a pool, by its marks, and remove marks and key; logs stay."""
+    """End what still runs of a pool but for this process, by its marks, and remove marks and key; logs stay."""
     for mark in read_marks(directory).values():
-        end_process(mark)
-        _reap(mark.pid)
+        if mark.pid != os.getpid():
+            end_process(mark)
+            _reap(mark.pid)
     for path in directory.glob("*.json"):
         path.unlink(missing_ok=True)
     for path in (directory / "tls").glob("*"):
@@ -245,8 +293,8 @@ def make_certificates(directory: Path) -> None:
 
 
 @contextlib.contextmanager
-def _locked(directory: Path, timeout: float = START_TIMEOUT) -> Iterator[None]:
-    """One at a time: two notebooks that start the same pool get one pool."""
+def _locked(directory: Path, timeout: float = START_TIMEOUT) -> Iterator[int]:
+    """One at a time: two notebooks that start the same pool get one pool. Gives the lock's descriptor."""
     descriptor = os.open(directory / "lock", os.O_RDWR | os.O_CREAT, 0o600)
     try:
         deadline = time.monotonic() + timeout
@@ -255,12 +303,14 @@ def _locked(directory: Path, timeout: float = START_TIMEOUT) -> Iterator[None]:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
             except BlockingIOError:
+                if not timeout:
+                    raise
                 if time.monotonic() > deadline:
                     raise PoolError(
                         f"another process has been starting this pool for {timeout:.0f} s", hint=f"see {directory}"
                     ) from None
                 time.sleep(0.05)
-        yield
+        yield descriptor
     finally:
         os.close(descriptor)
 

@@ -17,12 +17,26 @@ from pathlib import Path
 from typing import Any, Final
 
 import dask
+import msgspec
 from distributed import Scheduler, Worker
 from distributed.core import Status
+from distributed.diagnostics.plugin import SchedulerPlugin
 from distributed.security import Security
 
-from workbench.errors import PoolUnavailableError
-from workbench.pool.local import START_TIMEOUT, command, running, spawn, write_mark
+from workbench import __version__
+from workbench.errors import PoolError
+from workbench.policy.comeback import Comeback
+from workbench.pool.local import (
+    START_TIMEOUT,
+    Mark,
+    command,
+    find_pool,
+    put_mark,
+    read_marks,
+    running,
+    spawn,
+    write_mark,
+)
 from workbench.pool.scheduler import RunnerPlugin, SchedulerLink, Service
 from workbench.pool.worker import AgentPlugin
 from workbench.store.home import jobs_dir
@@ -58,7 +72,9 @@ def security_in(directory: Path) -> Security:
 
 async def run_scheduler(options: argparse.Namespace) -> None:
     directory = Path(options.dir)
-    make_service = _find(options.service)
+    before = read_marks(directory).get("scheduler")
+    comeback = Comeback(deaths=before.deaths if before else ())
+    service: Callable[[SchedulerLink], Service] = partial(_find(options.service), options.pool)
     scheduler = Scheduler(
         protocol="tls",
         host=LOOPBACK,
@@ -68,18 +84,35 @@ async def run_scheduler(options: argparse.Namespace) -> None:
         dashboard_address=f"{LOOPBACK}:0",
     )
     async with scheduler:
-        service: Callable[[SchedulerLink], Service] = partial(make_service, options.pool)
-        await scheduler.register_scheduler_plugin(RunnerPlugin(service), idempotent=True)
-        write_mark(directory, "scheduler", scheduler.address)
+        await scheduler.register_scheduler_plugin(RunnerPlugin(service, comeback), idempotent=True)
+        if comeback.is_given_up:
+            return
+        argv = command("scheduler", directory, options.pool, options.slots, options.preload, options.service)
+        mark = write_mark(directory, "scheduler", scheduler.address, argv=argv, deaths=comeback.deaths)
+        if options.lock is not None:
+            os.close(options.lock)
+        await scheduler.register_scheduler_plugin(Farewell(directory, mark), idempotent=True)
         _close_on_sigterm(scheduler)
         keeper = asyncio.create_task(_keep_worker(scheduler, directory, options))
         await scheduler.finished()
         keeper.cancel()
 
 
+class Farewell(SchedulerPlugin):  # type: ignore[misc]
+    """Leaves word that the scheduler ends because it is to: its worker does not bring it back then."""
+
+    name = "dtrain-farewell"
+
+    def __init__(self, directory: Path, mark: Mark) -> None:
+        self._directory, self._mark = directory, mark
+
+    async def before_close(self) -> None:
+        put_mark(self._directory, msgspec.structs.replace(self._mark, is_closing=True))
+
+
 async def _keep_worker(scheduler: Scheduler, directory: Path, options: argparse.Namespace) -> None:
     """Whoever started the pool started its worker; from then on one that dies is replaced."""
-    argv = command("worker", directory, options.pool, options.slots, options.preload)
+    argv = command("worker", directory, options.pool, options.slots, options.preload, options.service)
     while True:
         if mark := running(directory, "worker"):
             await _gone(mark.pid)
@@ -111,38 +144,74 @@ async def _gone(pid: int) -> None:
 
 
 async def run_worker(options: argparse.Namespace) -> None:
+    """One Dask worker after the other, as schedulers come and go; the agent, its zygotes and what it keeps stay."""
     directory = Path(options.dir)
-    address = await scheduler_address(directory)
-    scratch = directory / "scratch"
-    plugin = AgentPlugin(str(jobs_dir()), options.slots, tuple(filter(None, options.preload.split(","))))
+    preload = tuple(filter(None, options.preload.split(",")))
+    plugin = AgentPlugin(str(jobs_dir()), options.slots, preload, outlives=True)
+    this = asyncio.current_task()
+    assert this is not None
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, this.cancel)
+    try:
+        mark = await _find_scheduler(directory, options.pool)
+        while mark is not None and mark.version == __version__:
+            await _work_for(mark, plugin, directory)
+            was_killed = not mark.is_alive and not _is_closing(directory)
+            mark = await _find_scheduler(directory, options.pool) if was_killed else None
+    except asyncio.CancelledError:  # SIGTERM
+        pass
+    finally:
+        await asyncio.to_thread(plugin.end)
+        shutil.rmtree(directory / "scratch", ignore_errors=True)
+
+
+async def _work_for(mark: Mark, plugin: AgentPlugin, directory: Path) -> None:
+    """Until that scheduler is gone, whose process tells it at once, or has sent us away."""
     worker = Worker(
-        address,
+        mark.address,
         host=LOOPBACK,
         nthreads=1,
         memory_limit=0,
         security=security_in(directory),
         dashboard=False,
         dashboard_address=f"{LOOPBACK}:0",
-        local_directory=str(scratch),
+        local_directory=str(directory / "scratch"),
         death_timeout=START_TIMEOUT,
         plugins=[plugin],
     )
+    working, gone = asyncio.create_task(_run(worker)), asyncio.create_task(_gone(mark.pid))
     try:
-        async with worker:
-            _close_on_sigterm(worker)
-            await worker.finished()
+        await asyncio.wait({working, gone}, return_when=asyncio.FIRST_COMPLETED)
     finally:
-        shutil.rmtree(scratch, ignore_errors=True)
+        gone.cancel()
+        working.cancel()
+        await asyncio.wait({working, gone})
 
 
-async def scheduler_address(directory: Path) -> str:
-    """Where the pool in `directory` has its scheduler, once it has one."""
+async def _run(worker: Worker) -> None:
+    try:
+        await worker
+        await worker.finished()
+    finally:
+        await worker.close()
+
+
+def _is_closing(directory: Path) -> bool:
+    """Whether the scheduler was told to end, or all of the pool has been swept away."""
+    mark = read_marks(directory).get("scheduler")
+    return mark is None or mark.is_closing
+
+
+async def _find_scheduler(directory: Path, pool: str) -> Mark | None:
+    """The pool's scheduler, brought back if it was killed; None when there is to be none any more."""
     deadline = time.monotonic() + START_TIMEOUT
     while time.monotonic() < deadline:
-        if mark := running(directory):
-            return mark.address
-        await asyncio.sleep(0.02)
-    raise PoolUnavailableError(f"no scheduler in {directory} within {START_TIMEOUT:.0f} s")
+        try:
+            return running(directory) or await asyncio.to_thread(find_pool, pool, patience=0.0)
+        except BlockingIOError:  # another process is at it
+            await asyncio.sleep(0.02)
+        except PoolError as error:
+            logging.warning("%s", error)
+    return None
 
 
 def _close_on_sigterm(server: Any) -> None:
@@ -165,6 +234,7 @@ def main() -> None:
     parser.add_argument("--service", default="")
     parser.add_argument("--slots", type=int, default=0)
     parser.add_argument("--preload", default="")
+    parser.add_argument("--lock", type=int, help="the pool's lock, held until the scheduler has left its mark")
     options = parser.parse_args()
     os.umask(0o077)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Protocol
 
 from distributed import Scheduler
@@ -17,6 +17,7 @@ from distributed.diagnostics.plugin import SchedulerPlugin
 
 from workbench.commands import AgentCommand
 from workbench.errors import PoolError
+from workbench.policy.comeback import Comeback
 from workbench.pool.clocks import HostClock, by_our_clock
 from workbench.pool.lease import LEASE, LOOK_EVERY, LOST_AFTER, UNHEARD, Silence
 from workbench.pool.messages import Hello, Message, decode, decode_batch, encode, to_fault
@@ -28,6 +29,7 @@ logger = logging.getLogger(__name__)
 class Service(Protocol):
     """What the plugin talks to."""
 
+    def kept(self, worker: str, environments: Mapping[str, Mapping[str, str]]) -> None: ...
     def worker_joined(self, worker: str, hello: Hello) -> None: ...
     def worker_lost(self, worker: str, reason: str) -> None: ...
     def received(self, worker: str, batch: Sequence[Message]) -> None: ...
@@ -38,8 +40,9 @@ class Service(Protocol):
 class SchedulerLink:
     """What a service may do with the pool: send, ask, wait. Valid while the scheduler lives."""
 
-    def __init__(self, scheduler: Scheduler, silence: Silence[str]) -> None:
-        self._scheduler, self._silence = scheduler, silence
+    def __init__(self, scheduler: Scheduler, silence: Silence[str], comeback: Comeback | None) -> None:
+        """`comeback`: of a pool of ours; None for a cluster that somebody else runs."""
+        self._scheduler, self._silence, self.comeback = scheduler, silence, comeback
 
     @property
     def address(self) -> str:
@@ -93,8 +96,8 @@ class RunnerPlugin(SchedulerPlugin):  # type: ignore[misc]
     name = PLUGIN
     idempotent = True
 
-    def __init__(self, make_service: Callable[[SchedulerLink], Service]) -> None:
-        self._make_service = make_service
+    def __init__(self, make_service: Callable[[SchedulerLink], Service], comeback: Comeback | None = None) -> None:
+        self._make_service, self._comeback = make_service, comeback
         self._service: Service | None = None
         self._known: dict[str, int] = {}  # workers that are there, and their epochs: see `lease`
         self._given_up: dict[str, int] = {}  # workers that are not heard of, and their epochs then
@@ -102,11 +105,12 @@ class RunnerPlugin(SchedulerPlugin):  # type: ignore[misc]
 
     async def start(self, scheduler: Scheduler) -> None:
         self._silence = Silence[str](time.monotonic())
-        self._service = self._make_service(SchedulerLink(scheduler, self._silence))
+        self._service = self._make_service(SchedulerLink(scheduler, self._silence, self._comeback))
         self._scheduler = scheduler
         self._watch = asyncio.ensure_future(self._watch_hosts())
         scheduler.stream_handlers["dtrain-report"] = self._on_report
         scheduler.stream_handlers["dtrain-hello"] = self._on_hello
+        scheduler.stream_handlers["dtrain-kept"] = self._on_kept
         scheduler.handlers["dtrain"] = self._on_request
 
     def remove_worker(self, scheduler: Scheduler, worker: str, **_: Any) -> None:
@@ -150,6 +154,10 @@ class RunnerPlugin(SchedulerPlugin):  # type: ignore[misc]
             self._silence.heard(worker)
             self._tell(worker, {"op": "dtrain-alive", "epoch": hello.epoch, "stamp": stamp})
         self._service.worker_joined(worker, hello)
+
+    def _on_kept(self, worker: str, data: bytes, clock: float) -> None:
+        if self._service is not None:
+            self._service.kept(worker, decode(data, dict[str, dict[str, str]]))
 
     def _tell(self, worker: str, message: dict[str, Any]) -> None:
         stream = self._scheduler.stream_comms.get(worker)

@@ -30,13 +30,18 @@ PLUGIN: Final = "dtrain-agent"
 
 
 class AgentPlugin(WorkerPlugin):  # type: ignore[misc]
-    """`slots` 0: one a GPU where there are GPUs, else one a thread of the worker."""
+    """`slots` 0: one a GPU where there are GPUs, else one a thread of the worker.
+
+    `outlives`: this one will be given to another worker of this process when its own has lost its scheduler. The agent
+    stays until `end`, with its warm zygotes and what it keeps for jobs, and without a rank.
+    """
 
     name = PLUGIN
     idempotent = True
 
-    def __init__(self, jobs_dir: str, slots: int = 0, preload: tuple[str, ...] = ()) -> None:
-        self._jobs_dir, self._slots, self._preload = jobs_dir, slots, preload
+    def __init__(self, jobs_dir: str, slots: int = 0, preload: tuple[str, ...] = (), *, outlives: bool = False) -> None:
+        self._jobs_dir, self._slots, self._preload, self._outlives = jobs_dir, slots, preload, outlives
+        self._kept: Agent | None = None
         self._outbox: deque[Message] = deque()
         self._tasks: list[asyncio.Task[None]] = []
         self._will_flush = False
@@ -46,7 +51,14 @@ class AgentPlugin(WorkerPlugin):  # type: ignore[misc]
         self._loop = asyncio.get_running_loop()
         gpus = find_gpus()
         slots = self._slots or len(gpus) or worker.state.nthreads
-        self._agent = self._make_agent(worker.address, gpus)
+        self._lease = Lease(time.monotonic())
+        if self._kept is None:
+            self._agent = self._make_agent(worker.address, gpus)
+            self._agent.start()
+            self._agent.call_every(LOOK_EVERY, self._look_at_lease)
+            self._kept = self._agent if self._outlives else None
+        else:
+            self._kept.serve(worker.address)
         self._hello = Hello(
             protocol=PROTOCOL,
             host=get_address_host(worker.address),
@@ -54,13 +66,10 @@ class AgentPlugin(WorkerPlugin):  # type: ignore[misc]
             slots=slots,
             accelerator="GPU" if gpus else "CPU",
         )
-        self._lease = Lease(time.monotonic())
         worker.stream_handlers["dtrain-command"] = self._on_command
         worker.stream_handlers["dtrain-alive"] = self._lease.answered
         worker.stream_handlers["dtrain-given-up"] = self._lease.given_up
         worker.handlers["dtrain_agent"] = self._on_request
-        self._agent.start()
-        self._agent.call_every(LOOK_EVERY, self._look_at_lease)
         self._tasks = [asyncio.create_task(self._say_hello())]
 
     def _make_agent(self, address: str, gpus: tuple[str, ...]) -> Agent:
@@ -76,11 +85,22 @@ class AgentPlugin(WorkerPlugin):  # type: ignore[misc]
     async def teardown(self, worker: Worker) -> None:
         for task in self._tasks:
             task.cancel()
-        await asyncio.to_thread(self._agent.stop)
+        if self._kept is None:
+            await asyncio.to_thread(self._agent.stop)
+        else:
+            await asyncio.to_thread(self._kept.rest, "the pool's scheduler is gone")
+
+    def end(self) -> None:
+        """End what outlived the worker; nothing is left then."""
+        if self._kept is not None:
+            self._kept.stop()
 
     async def _say_hello(self) -> None:
-        delay = 0.05
+        delay, is_known = 0.05, self._kept is None
         while True:
+            if self._kept is not None and not is_known:  # before anything can be granted here
+                is_known = self._post("dtrain-kept", encode(self._kept.environments()))
+                self._flush()
             self._hail()
             await asyncio.sleep(delay)
             delay = min(delay * 2, HELLO_EVERY)
@@ -104,10 +124,12 @@ class AgentPlugin(WorkerPlugin):  # type: ignore[misc]
             self._hail()
             self._flush()
 
-    def _post(self, op: str, data: bytes, **more: float) -> None:
+    def _post(self, op: str, data: bytes, **more: float) -> bool:
         stream = self._worker.batched_stream
-        if stream is not None and stream.comm is not None and not stream.closed():
-            stream.send({"op": op, "data": data, "clock": time.time(), **more})
+        if stream is None or stream.comm is None or stream.closed():
+            return False
+        stream.send({"op": op, "data": data, "clock": time.time(), **more})
+        return True
 
     def _emit(self, job_id: str, news: Event | Report) -> None:
         """From the agent's thread: queue, and wake the loop only when it has not been woken yet."""
@@ -125,8 +147,8 @@ class AgentPlugin(WorkerPlugin):  # type: ignore[misc]
             return
         self._will_flush = False  # before the queue is read: what comes from now on wakes the loop again
         batch = [self._outbox.popleft() for _ in range(len(self._outbox))]
-        if batch:
-            self._post("dtrain-report", encode(batch))
+        if batch and not self._post("dtrain-report", encode(batch)) and self._kept is not None:
+            self._outbox.extendleft(reversed(batch))  # the last words of ranks, for the scheduler that comes
 
     def _on_command(self, data: bytes) -> None:
         command = decode_command(data)

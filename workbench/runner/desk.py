@@ -92,10 +92,13 @@ class Desk:
         job.ambient, job.on_record = request.ambient, self._runner.notifier.heard
         self._runner.jobs[job_id] = job
         self._runner.feed(job_id, LaunchRequested(time=self._runner.link.now(), job_id=job_id, spec=spec))
-        self._keep_origin(job, request.origin)
+        self._keep(job, request.origin)
         return job_id
 
-    def _keep_origin(self, job: LiveJob, origin: Origin | None) -> None:
+    def _keep(self, job: LiveJob, origin: Origin | None) -> None:
+        """What is kept of who asked: the origin by the record, the environment by workers alone."""
+        for worker in self._runner.slots.workers:
+            self._runner.entrust(job, worker)
         if origin is not None:
             job.record(OriginRecorded(time=self._runner.link.now(), origin=origin))
 
@@ -190,7 +193,7 @@ class Desk:
             time=self._runner.link.now(), step=request.step, path=request.path, ranks=request.ranks, by=request.by
         )
         self._runner.feed(job.job_id, event)
-        self._keep_origin(job, request.origin)
+        self._keep(job, request.origin)
         return job.state.phase
 
     def _resize(self, request: rq.Resize) -> JobPhase:

@@ -10,7 +10,7 @@ import asyncio
 import functools
 import logging
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -20,6 +20,7 @@ from workbench.commands import (
     Command,
     ForgetCopies,
     ForgetJob,
+    KeepEnvironment,
     ReleaseSlots,
     RequestSlots,
     StartRanks,
@@ -37,6 +38,7 @@ from workbench.events import (
     Ticked,
     WorkerLost,
 )
+from workbench.policy.comeback import loss_text
 from workbench.policy.placement import Granted, Waiting
 from workbench.policy.recovery import least_ranks
 from workbench.pool.messages import PROTOCOL, Hello, Message
@@ -75,16 +77,29 @@ class Runner:
         self._busy = False
         self._requests = {**Desk(self).requests, **RankDesk(self).requests}
         self.notifier = Notifier(link.now)
+        self._untold: list[tuple[LiveJob, Event]] = []
         self._rebuild()
         self._health = Health(link, lambda: tuple(self.jobs.values()), self.feed)
         self._flusher = link.spawn(self._keep_flushing())
 
     # --- what the pool says ---
 
+    def kept(self, worker: str, environments: Mapping[str, Mapping[str, str]]) -> None:
+        """A worker that was there before this scheduler has these: launchers' environments by job."""
+        for job_id, env in environments.items():
+            job = self.jobs.get(job_id)
+            if job is None or job.state.phase.is_terminal:
+                self.link.send(worker, ForgetJob(job_id=job_id, worker=worker))
+            else:
+                job.ambient = dict(env)
+
     def worker_joined(self, worker: str, hello: Hello) -> None:
         if hello.protocol != PROTOCOL:
             logger.error("worker %s speaks protocol %s, not %s: ignored", worker, hello.protocol, PROTOCOL)
         elif self.slots.join(worker, hello):
+            self._tell_late()
+            for job in self.jobs.values():
+                self.entrust(job, worker)
             self._dispatch()
             self._offer_slots()
 
@@ -111,6 +126,7 @@ class Runner:
 
     def close(self) -> None:
         self._flusher.cancel()
+        self._tell_late()
         self.notifier.close(LAST_WORD)
         self._health.close()
         for job in self.jobs.values():
@@ -159,6 +175,8 @@ class Runner:
                 self._dispatch()
             case ForgetCopies():
                 self._forget_on_workers(job.job_id)
+                for worker in self.slots.workers:
+                    self.entrust(job, worker)
             case Announce():
                 job.record(command.event)
             case StartRanks():
@@ -177,6 +195,11 @@ class Runner:
         """Every worker: ranks of any generation may have left something there. Whoever is not connected has nothing."""
         for worker in self.slots.workers:
             self.link.send(worker, ForgetJob(job_id=job_id, worker=worker))
+
+    def entrust(self, job: LiveJob, worker: str) -> None:
+        """What is in no record, and what another scheduler of this pool would need."""
+        if self.link.comeback is not None and not job.state.phase.is_terminal:
+            self.link.send(worker, KeepEnvironment(job_id=job.job_id, worker=worker, env=job.ambient))
 
     def _dispatch(self) -> None:
         for job_id, decision in self.slots.dispatch(lambda job_id: self.jobs[job_id].state.spec):
@@ -236,7 +259,7 @@ class Runner:
     # --- the record ---
 
     def _rebuild(self) -> None:
-        """Jobs that ran when an earlier scheduler of this pool went away: their ranks are gone, and they say so."""
+        """Jobs that ran or waited when an earlier scheduler of this pool went away: their ranks are gone, all know."""
         for summary in self.index.list(pool=self.pool, limit=10_000, unfinished=True):
             try:
                 job = self._open(summary.job_id, read_only=False)
@@ -244,10 +267,30 @@ class Runner:
                 logger.exception("job %s cannot be read", summary.job_id)
                 continue
             self.jobs[job.job_id] = job
-            step = job.summary(self.link.now()).step
-            at = f" at step {step}" if step else ""
-            reason = f"the pool's scheduler went away{at}; the ranks ended with it"
-            self.feed(job.job_id, PoolLost(time=self.link.now(), reason=reason))
+            if self.link.comeback:
+                job.on_record = lambda job, event: self._untold.append((job, event))
+        # As the queue was: those that had slots, then those that waited, in the order in which they came.
+        for job in sorted(self.jobs.values(), key=lambda job: (not job.state.ranks, job.state.submitted_at)):
+            try:
+                self.feed(job.job_id, self._loss(job))
+            except Exception:  # one job must not keep the pool from coming back
+                logger.exception("job %s cannot be taken up", job.job_id)
+
+    def _loss(self, job: LiveJob) -> PoolLost:
+        now, deaths = self.link.now(), self.link.comeback.deaths if self.link.comeback else ()
+        return PoolLost(
+            time=now,
+            reason=loss_text(self.link.comeback, job.summary(now).step),
+            since=deaths[-1] if deaths else None,
+            comes_back=self.link.comeback is not None and self.link.comeback.goes_on,
+        )
+
+    def _tell_late(self) -> None:
+        """Whom to tell was not known before a worker had said what it keeps."""
+        late, self._untold = self._untold, []
+        for job, event in late:
+            job.on_record = self.notifier.heard
+            self.notifier.heard(job, event)
 
     def _open(self, job_id: str, *, read_only: bool) -> LiveJob:
         job = LiveJob(job_id, JobFile.open(job_path(job_id), read_only=read_only))

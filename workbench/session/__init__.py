@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -17,10 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import workbench.requests as rq
 from workbench.capture import capture
 from workbench.entrypoint import check_here, spec_of
-from workbench.errors import (
-    PoolUnavailableError,
-    UsageError,
-)
+from workbench.errors import PoolLostError, PoolUnavailableError, UsageError
 from workbench.feed import JobSummary, PoolStatus
 from workbench.policy.replay import STEPS, ReplayReport
 from workbench.pool import local
@@ -38,6 +36,7 @@ if TYPE_CHECKING:
 
 SERVICE: Final = "workbench.runner.service:make_service"
 T = TypeVar("T")
+DEATH: Final = 0.5  # s in which a scheduler whose connections have closed is seen to be gone
 SAVED: Final = 100  # newest jobs that one file takes when none are named
 __all__ = ["CellRun", "Job", "Session", "error_of", "stop_pool"]
 
@@ -49,7 +48,8 @@ class Session:
     if it does not run and `start` is true. Else a cluster that runs already: an address (`tls://host:8786`), a
     scheduler file, or a `dask.distributed.Client`.
 
-    Raises `PoolUnavailableError` when there is none within `timeout` seconds.
+    Raises `PoolUnavailableError` when there is none within `timeout` seconds. A pool of this machine that is brought
+    back after its scheduler was killed is found again by the next request.
     """
 
     def __init__(
@@ -64,6 +64,7 @@ class Session:
         self.name = pool
         self.was_started = False
         self.touched: dict[str, None] = {}  # ids of jobs that were launched or attached here, in order
+        self._finding = threading.Lock()
         self._client = self._local(slots, start, timeout) if target is None else self._foreign(target, timeout)
         self._await_slots(timeout)
 
@@ -77,8 +78,12 @@ class Session:
             mark, self.was_started = local.start_pool(self.name, slots or _default_slots(), SERVICE)
         if start:
             local.start_dashboard()
+        return self._connect(mark)
+
+    def _connect(self, mark: local.Mark) -> PoolClient:
         from workbench.pool.client import PoolClient
 
+        self._mark = mark
         return PoolClient.connect_local(self.name, mark)
 
     def _foreign(self, target: Any, timeout: float) -> PoolClient:
@@ -90,7 +95,7 @@ class Session:
     def _await_slots(self, timeout: float) -> None:
         """A pool is there once a worker's agent has joined."""
         deadline = time.monotonic() + timeout
-        while not self.pool_status().workers:
+        while not self._client.ask("status", None, PoolStatus).workers:
             if time.monotonic() > deadline:
                 raise PoolUnavailableError(
                     f"no worker joined pool {self.name} within {timeout:.0f} s", hint="see worker.log in its directory"
@@ -120,7 +125,31 @@ class Session:
 
     def ask(self, name: str, body: object, kind: type[T], timeout: float = 30.0) -> T:
         """One request to the runner; see `workbench.requests`."""
+        if name in rq.ONCE:  # then not to a scheduler that is known to be gone
+            self._find_again(self._client, patience=0.0)
+        client = self._client
+        try:
+            return client.ask(name, body, kind, timeout)
+        except PoolLostError as error:
+            if not self._find_again(client):
+                raise
+            if name in rq.ONCE:
+                what = f"the pool's scheduler died, and is back; {name!r} may have been taken, or not"
+                raise PoolLostError(what, hint="look at %dtrain jobs and status before trying again") from error
         return self._client.ask(name, body, kind, timeout)
+
+    def _find_again(self, lost: PoolClient, patience: float = DEATH) -> bool:
+        """Whether there is another line to the pool now: its scheduler was killed, and it was brought back."""
+        deadline = time.monotonic() + patience
+        with self._finding:
+            while self.is_local and self._client is lost and self._mark.is_alive:
+                if time.monotonic() >= deadline:
+                    return False
+                time.sleep(0.01)
+            if self.is_local and self._client is lost and (mark := local.find_pool(self.name)) is not None:
+                self._client = self._connect(mark)  # the old one hangs up when nobody waits for it any more
+                self._await_slots(local.START_TIMEOUT)
+            return self._client is not lost
 
     def close(self) -> None:
         """Hang up. The pool and its jobs go on."""
@@ -238,15 +267,14 @@ class Session:
 
 def stop_pool(name: str = "default", timeout: float = 10.0) -> bool:
     """End a pool of this machine with all its jobs; False when it did not run."""
-    mark = local.find_pool(name)
-    if mark is None:
-        local.stop_dashboard_if_unused()
-        return False
-    with contextlib.suppress(Exception), Session(pool=name, start=False, timeout=5.0) as session:
-        session.ask("shutdown", timeout, type(None), timeout + 5.0)
-    local.await_end(local.pool_dir(name))
+    directory = local.pool_dir(name)
+    was_there = any(mark.is_alive for mark in local.read_marks(directory).values())
+    if local.find_pool(name, brings_back=False) is not None:
+        with contextlib.suppress(Exception), Session(pool=name, start=False, timeout=5.0) as session:
+            session.ask("shutdown", timeout, type(None), timeout + 5.0)
+        local.await_end(directory)
     local.stop_dashboard_if_unused()
-    return True
+    return was_there
 
 
 def _default_slots() -> int:
