@@ -36,12 +36,16 @@ class ForgetCopies(_Command, frozen=True, kw_only=True):
 
 
 class StartStore(_Command, frozen=True, kw_only=True):
-    """Start this generation's rendezvous store on `worker`, outside every rank; `StoreStarted` comes back."""
+    """Start this generation's rendezvous store on `worker`, outside every rank; `StoreStarted` comes back.
+
+    `patience`: s in which a port that is in use is tried again, after a `StoreAwaited`.
+    """
 
     restart_count: int
     worker: str
     host: str
     port: int = 0
+    patience: float = 0.0
 
 
 class StartRanks(_Command, frozen=True, kw_only=True):

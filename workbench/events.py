@@ -61,6 +61,13 @@ class StoreStarted(_Event, frozen=True, kw_only=True):
     port: int
 
 
+class StoreAwaited(_Event, frozen=True, kw_only=True):
+    """The generation's rendezvous store cannot listen yet, for a reason that may pass."""
+
+    restart_count: int
+    reason: str
+
+
 class LaunchFailed(_Event, frozen=True, kw_only=True):
     """A worker could not start its ranks (all of them, or `rank`)."""
 
@@ -402,6 +409,7 @@ Event = (
     | SlotsGranted
     | LaunchRefused
     | StoreStarted
+    | StoreAwaited
     | LaunchFailed
     | RankStarted
     | RankRaised

@@ -70,7 +70,12 @@ class AgentHost:
         host = options.get("host", "127.0.0.1")
         self.agent.submit(
             StartStore(
-                job_id=job_id, restart_count=restart_count, worker=WORKER, host=host, port=options.get("port", 0)
+                job_id=job_id,
+                restart_count=restart_count,
+                worker=WORKER,
+                host=host,
+                port=options.get("port", 0),
+                patience=options.get("patience", 0.0),
             )
         )
         store = self.until(job_id, lambda: self.of(job_id, (StoreStarted, LaunchFailed), before))[0]

@@ -19,6 +19,7 @@ import pytest
 
 from tests import shared_memory
 from tests.integration.agent_host import (
+    WORKER,
     AgentHost,
     agent_host,
     await_gone,
@@ -27,7 +28,8 @@ from tests.integration.agent_host import (
     is_alive,
     start_ranks,
 )
-from workbench.events import LaunchFailed, RankExited, RankRaised, RankStarted, StoreStarted
+from workbench.commands import StartStore
+from workbench.events import LaunchFailed, RankExited, RankRaised, RankStarted, StoreAwaited, StoreStarted
 from workbench.spec import JobSpec
 from workbench.telemetry import RankBeat, StepsTaken
 
@@ -220,6 +222,45 @@ def test_a_port_in_use_is_told_at_once(host: AgentHost) -> None:
     assert time.monotonic() - start < 0.2
     assert f"port {port} is in use on 127.0.0.1" in failed.reason
     assert failed.rank is None
+
+
+def await_port(host: AgentHost, port: int, patience: float) -> str:
+    """Ask for a store there; once it is said that the port is tried again."""
+    job_id = f"port{port}-{patience:g}"
+    command = StartStore(job_id=job_id, restart_count=1, worker=WORKER, host="127.0.0.1", port=port, patience=patience)
+    host.agent.submit(command)
+    (told,) = host.until(job_id, lambda: host.of(job_id, StoreAwaited))
+    assert f"port {port} is in use on 127.0.0.1, and tried again for {patience:g} s" == told.reason
+    return job_id
+
+
+def test_a_port_that_comes_free_in_time_is_used(host: AgentHost) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        job = await_port(host, port, 20.0)
+    (started,) = host.until(job, lambda: host.of(job, StoreStarted), timeout=2)
+    assert started.port == port
+    host.stop(job, restart_count=1)
+    assert len(host.of(job, StoreAwaited)) == 1
+
+
+def test_a_port_that_stays_in_use_is_told_in_the_end(host: AgentHost) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        job = await_port(host, taken.getsockname()[1], 0.5)
+        failed = host.refusal(job, timeout=5)
+    assert "is in use on 127.0.0.1, and was for 0.5 s; choose another" in failed.reason
+
+
+def test_nothing_waits_for_a_port_once_it_was_stopped(host: AgentHost) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        job = await_port(host, port, 20.0)
+        host.stop(job, restart_count=1)
+        host.start(JobSpec(entrypoint="x.py"), port=port, job_id="another")  # asked after it: it has been stopped now
+    time.sleep(0.3)
+    assert not host.of(job, StoreStarted)
+    with socket.create_server(("127.0.0.1", port)):
+        pass
 
 
 def test_a_port_asked_for_is_used_and_free_again_afterwards(host: AgentHost) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import subprocess
@@ -14,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.integration.conftest import await_phase
+from tests.waiting import until
 from workbench.errors import (
     JobError,
     NotEnoughSlotsError,
@@ -267,6 +269,26 @@ def test_a_port_in_use_is_named(session: Session) -> None:
         job = session.launch(source="pass", nproc_per_node=1, master_port=port)
         with pytest.raises(JobError, match=f"port {port} is in use"):
             job.wait(10)
+
+
+def test_a_port_that_is_taken_for_a_moment_when_a_job_goes_on_is_waited_for(session: Session) -> None:
+    import socket
+
+    def take() -> socket.socket | None:
+        """The port, once the job's own store has left it."""
+        with contextlib.suppress(OSError):
+            return socket.create_server(("127.0.0.1", port))
+        return None
+
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    job = session.launch(source="pass", nproc_per_node=1, master_port=port)
+    assert job.wait(20) is JobPhase.SUCCEEDED
+    with until(take, "its port", 5.0):
+        job.resume()
+        until(lambda: f"port {port} is in use" in job.reason, "word of it")
+        assert job.phase is JobPhase.LAUNCHING
+    assert job.wait(20) is JobPhase.SUCCEEDED
 
 
 def test_awkward_output(session: Session) -> None:

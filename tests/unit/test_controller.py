@@ -33,6 +33,7 @@ from workbench.events import (
     SlotsReturned,
     StallDetected,
     StallEnded,
+    StoreAwaited,
     StoreStarted,
     Ticked,
     WorkerLost,
@@ -995,3 +996,20 @@ def test_a_job_that_waited_waits_on_in_a_pool_that_is_back_without_a_worker_yet(
     assert (pool.states[JOB].phase, pool.states[JOB].restart_count) == (JobPhase.HEALTHY, 0)
     assert pool.replay(JOB) == pool.states[JOB]
     assert not any(isinstance(event, WorkerLost) for event in pool.record["first"])
+
+
+def test_a_port_in_use_is_waited_for_when_a_job_restarts_and_not_at_first() -> None:
+    pool = FakePool({"a": 2}, start=1000.0)
+    pool.launch(spec(master_port=29500, startup_timeout=30.0, **RESTART), JOB)
+    pool.run()
+    pool.kill(JOB, 1)
+    pool.agents["a"].refuse_store = "port 29500 is in use"
+    while pool.states[JOB].reason != "starting 2 ranks: port 29500 is in use":
+        assert pool.carry("a") or pool.deliver("a")
+    first, again = (command for command in pool.commands if isinstance(command, StartStore))
+    assert (first.patience, again.patience) == (0.0, 15.0)
+    pool.run()
+    healthy = pool.states[JOB]
+    assert healthy.phase is JobPhase.HEALTHY
+    pool.feed(JOB, StoreAwaited(time=1001.0, restart_count=1, reason="said late"))
+    assert pool.states[JOB] == healthy

@@ -22,11 +22,12 @@ from workbench.agent.snapshots import Kept
 from workbench.agent.stores import StoreProcess, listen
 from workbench.agent.zygotes import Zygotes
 from workbench.commands import ForgetJob, RequestCheckpoint, StartRanks, StartStore, StopRanks
-from workbench.events import Event, LaunchFailed, StoreStarted
+from workbench.events import Event, LaunchFailed, StoreAwaited, StoreStarted
 from workbench.spec import EntrypointKind
 from workbench.state import Placement
 from workbench.telemetry import Report
 
+PORT_RETRY: Final = 0.1  # s between two looks whether somebody else has left it
 RETRY: Final = 0.01  # s between two looks whether an earlier store of ours has left its port
 Generation = tuple[str, int]
 
@@ -47,6 +48,7 @@ class Jobs:
         self._worker, self.emit = worker, emit
         self.ranks: dict[tuple[str, int], RankProcess] = {}
         self._stores: dict[Generation, StoreProcess] = {}
+        self._awaited: set[Generation] = set()  # whose store is to start as soon as it can have its port
         self._dying: set[StoreProcess] = set()  # killed, and not yet gone: each still has its port
         self._ledger = Ledger()
         self.checkpoints = Checkpoints()
@@ -62,18 +64,26 @@ class Jobs:
     # --- stores ---
 
     def start_store(self, command: StartStore) -> None:
-        """Listen at once, so that a port in use is told at once; serve when a zygote can."""
+        """Listen at once, so that a port in use is told at once, or try again; serve when a zygote can."""
         generation = (command.job_id, command.restart_count)
         self._kill_store(generation)
+        self._awaited.add(generation)
+        self._try_store(command, self._loop.now() + command.patience)
+
+    def _try_store(self, command: StartStore, until: float, *, is_told: bool = False) -> None:
+        generation = (command.job_id, command.restart_count)
+        if generation not in self._awaited:  # it has been stopped meanwhile
+            return
         if any(store.port == command.port for store in self._dying):
-            self._loop.call_at(self._loop.now() + RETRY, lambda: self.start_store(command))
+            self.call_later(RETRY, lambda: self._try_store(command, until, is_told=is_told))
             return
         try:
             listener = listen(command.host, command.port)
             keeper = self._zygotes.get(self._zygotes.default)
         except OSError as error:
-            self._fail(command.job_id, command.restart_count, _no_store(command, error))
+            self._try_again(command, until, error, is_told=is_told)
             return
+        self._awaited.discard(generation)
         store = self._stores[generation] = StoreProcess(listener, partial(self._on_store_failure, generation))
         store.on_gone = partial(self._on_store_gone, store)
         self._keepers[store] = keeper
@@ -83,11 +93,24 @@ class Jobs:
         keeper.start(store)
         self.emit(command.job_id, started)
 
+    def _try_again(self, command: StartStore, until: float, error: OSError, *, is_told: bool) -> None:
+        """For a port that is in use, while there is patience: another program may have it for a moment."""
+        if error.errno != errno.EADDRINUSE or self._loop.now() >= until:
+            self._awaited.discard((command.job_id, command.restart_count))
+            self._fail(command.job_id, command.restart_count, _no_store(command, error))
+            return
+        if not is_told:
+            reason = f"port {command.port} is in use on {command.host}, and tried again for {command.patience:g} s"
+            now = self._loop.wall()
+            self.emit(command.job_id, StoreAwaited(time=now, restart_count=command.restart_count, reason=reason))
+        self.call_later(PORT_RETRY, lambda: self._try_store(command, until, is_told=True))
+
     def _on_store_failure(self, generation: Generation, reason: str) -> None:
         if self._stores.pop(generation, None) is not None and not self._of(generation):
             self._fail(*generation, reason)
 
     def _kill_store(self, generation: Generation) -> None:
+        self._awaited.discard(generation)
         if store := self._stores.pop(generation, None):
             store.kill()
             if self._keepers[store].forget(store):
@@ -193,7 +216,7 @@ class Jobs:
     def kill_all(self) -> None:
         for process in tuple(self.ranks.values()):
             process.kill_group()
-        for generation in tuple(self._stores):
+        for generation in (*self._stores, *self._awaited):
             self._kill_store(generation)
 
     @property
@@ -217,7 +240,8 @@ class Jobs:
 
 def _no_store(command: StartStore, error: OSError) -> str:
     if error.errno == errno.EADDRINUSE:
-        return f"port {command.port} is in use on {command.host}; choose another, or 0 for any free port"
+        lasting = f", and was for {command.patience:g} s" if command.patience else ""
+        return f"port {command.port} is in use on {command.host}{lasting}; choose another, or 0 for any free port"
     return f"the rendezvous store cannot listen on {command.host}:{command.port}: {error.strerror or error}"
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from msgspec.structs import replace
 
 from workbench.commands import StartRanks, StartStore
@@ -16,9 +18,19 @@ from workbench.controller.parts import (
     with_rank,
     workers,
 )
-from workbench.events import LaunchRefused, LaunchRequested, RankStarted, SlotsAwaited, SlotsGranted, StoreStarted
+from workbench.events import (
+    LaunchRefused,
+    LaunchRequested,
+    RankStarted,
+    SlotsAwaited,
+    SlotsGranted,
+    StoreAwaited,
+    StoreStarted,
+)
 from workbench.policy.recovery import least_ranks
 from workbench.state import Failure, FailureKind, JobPhase, JobState, RankPhase, RankState
+
+PORT_PATIENCE: Final = 60.0  # s: who restarts had its port before, and may have it again; at first it is a mistake
 
 
 def launch(event: LaunchRequested) -> Outcome:
@@ -59,6 +71,7 @@ def grant(state: JobState, event: SlotsGranted) -> Outcome:
         worker=first.worker,
         host=first.host,
         port=state.spec.master_port,
+        patience=min(PORT_PATIENCE, state.spec.startup_timeout / 2) if state.restart_count else 0.0,
     )
     return launched, (start,)
 
@@ -86,6 +99,12 @@ def waited_for_slots(state: JobState, time: float) -> Outcome:
         why = state.reason.removeprefix("waiting: ")
         return without_slots(state, f"no slots came back within {GIVE_UP_AFTER:g} s: {why}", time)
     return replace(state, deadline=None), ()
+
+
+def store_awaited(state: JobState, event: StoreAwaited) -> Outcome:
+    if state.phase is not JobPhase.LAUNCHING or state.master is not None:
+        return state, ()
+    return replace(state, reason=f"starting {ranks_text(len(state.ranks))}: {event.reason}"), ()
 
 
 def store_started(state: JobState, event: StoreStarted) -> Outcome:

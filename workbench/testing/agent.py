@@ -11,7 +11,16 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from workbench.commands import RequestCheckpoint, StartRanks, StartStore, StopRanks
-from workbench.events import CheckpointSaved, Event, LaunchFailed, RankExited, RankRaised, RankStarted, StoreStarted
+from workbench.events import (
+    CheckpointSaved,
+    Event,
+    LaunchFailed,
+    RankExited,
+    RankRaised,
+    RankStarted,
+    StoreAwaited,
+    StoreStarted,
+)
 from workbench.state import Checkpoint
 
 PORT: Final = 29500
@@ -115,7 +124,10 @@ class FakeAgent:
     def _start_store(self, command: StartStore, now: float) -> None:
         reason, self.refuse_store = self.refuse_store, ""
         event: Event
-        if reason:
+        if reason and command.patience:  # it comes free in time
+            waits = StoreAwaited(time=now, restart_count=command.restart_count, reason=reason)
+            self.events.append((command.job_id, waits))
+        if reason and not command.patience:
             event = LaunchFailed(time=now, restart_count=command.restart_count, worker=self.worker, reason=reason)
         else:
             self.stores.add((command.job_id, command.restart_count))

@@ -20,6 +20,7 @@ from workbench.events import (
     RankStarted,
     RunResumed,
     SlotsAwaited,
+    StoreAwaited,
     WorkerLost,
 )
 from workbench.views.marks import mark_of
@@ -43,6 +44,7 @@ TROUBLE: Final = frozenset(
 
 _KINDS: Final[dict[type, str]] = {
     SlotsAwaited: "waiting",
+    StoreAwaited: "waiting",
     LaunchRefused: "refused",
     LaunchFailed: "not started",
     PoolLost: "pool lost",
@@ -108,7 +110,7 @@ def told(event: Event, restart_count: int) -> Happening | None:
             return Happening(
                 event.time, "resumed", f"from {plural(event.step, 'step')} ({event.tier.value})", step=event.step
             )
-        case SlotsAwaited() | LaunchRefused() | LaunchFailed() | PoolLost() | WorkerLost():
-            is_trouble = not isinstance(event, SlotsAwaited)
+        case SlotsAwaited() | StoreAwaited() | LaunchRefused() | LaunchFailed() | PoolLost() | WorkerLost():
+            is_trouble = not isinstance(event, SlotsAwaited | StoreAwaited)
             return Happening(event.time, _KINDS[type(event)], event.reason, is_trouble=is_trouble)
     return None
