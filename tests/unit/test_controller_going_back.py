@@ -7,7 +7,7 @@ import pytest
 from workbench.commands import StartRanks
 from workbench.controller import transition
 from workbench.errors import JobError
-from workbench.events import CheckpointRefused, CheckpointSaved, Event, NonFiniteFound, RunResumed
+from workbench.events import CheckpointRefused, CheckpointSaved, Event, NonFiniteFound, RecoveryStarted, RunResumed
 from workbench.session import error_of
 from workbench.spec import JobSpec, NanPolicy
 from workbench.state import THE_START, Checkpoint, CheckpointTier, JobPhase, JobState
@@ -75,6 +75,23 @@ def test_a_failure_is_past_from_the_restart_on_and_no_reason_for_an_end_that_com
     assert story.state.phase is JobPhase.STOPPED and story.state.has_recovered
     error = error_of(story.state)
     assert type(error) is JobError and "cancelled" in str(error) and not error.story
+
+
+@pytest.mark.parametrize(
+    ("options", "saved", "where"),
+    [
+        ({}, (), "the start"),
+        ({}, (5,), "the newest checkpoint"),
+        ({"resume_from": "/c/2"}, (), "the newest checkpoint"),
+    ],
+)
+def test_a_resume_tells_from_where(options: dict[str, str], saved: tuple[int, ...], where: str) -> None:
+    story = Story(**options)
+    story.save(*saved)
+    story.die()
+    story.pool.resume(JOB)
+    told = [event.reason for event in story.pool.record[JOB] if isinstance(event, RecoveryStarted)]
+    assert told == [f"resumed from {where}"]
 
 
 def test_nan_before_every_checkpoint_takes_the_job_to_its_start_and_not_to_the_newest() -> None:

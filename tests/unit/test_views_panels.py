@@ -127,6 +127,8 @@ def test_ranks_are_scored_against_the_fastest_and_themselves() -> None:
     assert ranked[0].is_slow and not ranked[1].is_slow and ranked[2].to_itself is None
     assert ranking(rows_of({0: 0.1}), {})[0].to_fastest is None
     assert ranking((), {}) == ()
+    for times, slow in (([0.1, 0.13], [1]), ([0.1, 0.11], []), ([0.2, 0.1, 0.2, 0.1], [0, 2]), ([0.1, 0.1, 0.2], [2])):
+        assert sorted(one.rank for one in ranking(rows_of(dict(enumerate(times))), {}) if one.is_slow) == slow
 
 
 def test_what_slow_ranks_have_in_common() -> None:

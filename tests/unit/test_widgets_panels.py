@@ -23,6 +23,7 @@ from workbench_widgets.panels.throughput import ALL, Throughput, as_table_html, 
 from workbench_widgets.source import Filter, LogTail, Picture
 
 from workbench.feed import JobSummary
+from workbench.findings import Finding
 from workbench.state import Failure, FailureKind, JobPhase
 from workbench.verbs.parse import parse
 from workbench.verbs.table import find_verb
@@ -117,6 +118,14 @@ def test_header_of_a_running_job() -> None:
     assert "samples/s" in read.text and "0.5" in read.text
     (progress,) = [a for a in read.of("div") if a.get("role") == "progressbar"]
     assert progress["aria-valuenow"] == "20"
+
+
+def test_header_leaves_to_the_findings_what_they_tell() -> None:
+    odd = Finding(symptom="all ranks got the same batch", cause="one shard", advice="a sampler", evidence=("digests",))
+    view = replace(view_of(update()), findings=(odd,), slowest="rank 1 works long", output_dropped=10**6)
+    text = Reader(header_html("x", Picture(view))).text
+    assert "slowest: rank 1 works long" in text and "1 MB of output left out" in text
+    assert not any(part in text for part in ("same batch", "digests", "one shard", "a sampler"))
 
 
 def test_header_says_that_it_is_stale_and_keeps_the_picture() -> None:

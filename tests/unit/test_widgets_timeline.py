@@ -337,12 +337,14 @@ def test_acts_say_what_they_did() -> None:
     assert perform(Act("resume", step=400, path="/c"), job, told(**ENDED), by="me").startswith(
         "Resume from the checkpoint of step 400 was asked for; the job is "
     )
+    anew = perform(Act("resume", ranks=2), job, told(**ENDED), by="me")
+    assert anew.startswith("Resume from the start on 2 ranks was asked for; ")  # it has no checkpoint
     assert perform(Act("resize", ranks=3), job, told(), by="me").startswith("Resize to 3 ranks was asked for")
     said = perform(Act("inject", fault="kill", rank=1), job, told(), by="me")
     assert said == "kill was done to rank 1."
     said = perform(Act("inject", fault="reorder", rank=1), job, told(), by="me")
     assert said.startswith("reorder awaits rank 1, at the rank's next collective: ")
-    assert [call[0] for call in job.calls] == ["resume", "resize", "inject", "inject"]
+    assert [call[0] for call in job.calls] == ["resume", "resume", "resize", "inject", "inject"]
 
     def gone(**_: Any) -> Any:
         raise CheckpointNotFoundError("run-1 has no checkpoint of step 400", hint="there are: 300")

@@ -50,7 +50,8 @@ def resume(state: JobState, event: ResumeRequested) -> Outcome:
     if not state.phase.is_terminal:
         return state, ()
     by = f" by {event.by}" if event.by else ""
-    step = "the newest checkpoint" if event.step is None else f"step {event.step}"
+    newest = "the newest checkpoint" if state.checkpoints or state.spec.resume_from else "the start"
+    step = newest if event.step is None else f"step {event.step}"
     where = "the start" if event.path == THE_START else step
     on = "" if event.ranks is None else f" on {ranks_text(event.ranks)}"
     chosen = replace(state, resume="") if event.step is None else go_back(state, event.path, event.step)

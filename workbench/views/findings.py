@@ -101,7 +101,7 @@ def _straggler(view: JobView, more: PanelView) -> Shown | None:
     slow = tuple(one for one in ranked if one.is_slow)
     if not slow or view.phase is not JobPhase.HEALTHY or len(ranked) < 2:
         return None
-    rest = statistics.median(one.own_time for one in ranked)
+    rest = statistics.median(one.own_time for one in ranked if not one.is_slow)
     changed = slow[0].to_itself is not None and slow[0].to_itself > 1.5
     return _shown(
         Severity.WARNING,

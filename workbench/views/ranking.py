@@ -5,7 +5,7 @@ A score of 1 is as fast as can be, 2 takes twice as long for its own part of a s
 
 from __future__ import annotations
 
-import statistics
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 from urllib.parse import urlsplit
@@ -33,8 +33,7 @@ def ranking(rows: Sequence[RankRow], best: Mapping[int, float]) -> tuple[Ranked,
     own = {row.rank: row.own_time for row in rows if row.own_time}
     if not own:
         return ()
-    fastest = min(own.values())
-    median = statistics.median(own.values())
+    fastest, in_order = min(own.values()), sorted(own.values())
     made = [
         Ranked(
             rank=row.rank,
@@ -42,12 +41,22 @@ def ranking(rows: Sequence[RankRow], best: Mapping[int, float]) -> tuple[Ranked,
             own_time=own[row.rank],
             to_fastest=own[row.rank] / fastest if len(own) > 1 else None,
             to_itself=own[row.rank] / best[row.rank] if best.get(row.rank) else None,
-            is_slow=own[row.rank] >= SLOW * median and own[row.rank] - median >= LEAST,
+            is_slow=_is_slow(own[row.rank], in_order),
         )
         for row in rows
         if row.rank in own
     ]
     return tuple(sorted(made, key=lambda one: (-one.own_time, one.rank)))
+
+
+def _is_slow(time: float, in_order: Sequence[float]) -> bool:
+    """Against the median of the others: of two ranks, that of both lies between them and would point out neither."""
+    own, (middle, is_odd) = bisect_left(in_order, time), divmod(len(in_order) - 1, 2)
+    if len(in_order) < 2:
+        return False
+    last, first = (in_order[k + (k >= own)] for k in (middle, middle if is_odd else middle - 1))
+    median = (first + last) / 2
+    return time >= SLOW * median and time - median >= LEAST
 
 
 def pattern(ranked: Sequence[Ranked], *, is_over: bool = False) -> str:

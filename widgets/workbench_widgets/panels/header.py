@@ -7,7 +7,7 @@ from typing import Final
 
 from workbench.views.error_report import error_report
 from workbench.views.job import JobView
-from workbench.views.table import in_short, notes, nothing_yet
+from workbench.views.table import hints, in_short, notes, nothing_yet
 from workbench.views.wording import bare_rate, count, number, percent, seconds, span
 from workbench_widgets.live import Live
 from workbench_widgets.panels.markup import esc, phase_badge
@@ -46,12 +46,8 @@ def header_html(job_id: str, picture: Picture, copied: str = "", silence: float 
     if view is None:
         wait = "" if picture.notice else '<p class="muted" role="status">reading the job’s record …</p>'
         return f'<div class="head"><h1>{esc(job_id.rpartition(":")[2])}</h1></div>{wait}{stale}'
-    told = " ".join(view.failure.reason.split()) if view.failure else None
-    lines = "".join(
-        f'<p class="muted">{esc(line)}</p>'
-        for line in notes(view)
-        if line != told and not line.startswith(("likely cause:", "what to do:"))  # the findings tell that
-    )
+    told = {*hints(view), " ".join(view.failure.reason.split()) if view.failure else ""}  # by the findings below
+    lines = "".join(f'<p class="muted">{esc(line)}</p>' for line in notes(view) if line not in told)
     was = '<span class="muted">last known:</span>' if picture.notice else ""
     failed = _failure(view, picture.more.packages, copied, has_logs=not picture.is_saved)
     return (
