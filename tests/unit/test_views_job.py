@@ -127,6 +127,8 @@ def test_a_rank_that_is_not_heard_says_for_how_long() -> None:
     gone = replace(exited, ranks=(replace(exited.ranks[0], phase=RankPhase.FAILED, signal=9),))
     row = view_of(update(1, state=gone, now=NOW + 12)).rows[0]
     assert row.silent_for == 0.0 and row.exit == "killed by SIGKILL" and row.activity == ""
+    ended = replace(exited, ranks=(replace(exited.ranks[0], phase=RankPhase.STOPPED, signal=15),))
+    assert view_of(update(1, state=ended)).rows[0].exit == "stopped by the job with SIGTERM"
 
 
 def test_another_generation_starts_from_nothing() -> None:

@@ -202,6 +202,8 @@ def test_events_are_told_newest_first_and_ranks_together() -> None:
         ("exited", (1,)), ("straggler", (1,)), ("started", (0, 1, 2)), ("launched", ())
     ]  # fmt: skip
     assert lines[1].is_trouble and lines[0].text == "killed by SIGKILL" and events.seen == 4
+    events.add([RankExited(time=4.1, restart_count=0, rank=2, signal=15, stop_signal=15)])
+    assert events.view()[0].text == "stopped by the job with SIGTERM"
 
 
 def test_only_the_newest_events_are_kept() -> None:

@@ -8,7 +8,9 @@ from test_widgets_panels import EVIL, Reader
 from workbench_widgets.panels.findings import MARKS as FINDING_MARKS
 from workbench_widgets.panels.gradients import EMPTY, MARKS, gradients_html
 
+from workbench.events import DataDoubted
 from workbench.findings import Finding, Severity
+from workbench.state import DataAbout, DataDoubt
 from workbench.views.gradients import GradientsBuilder, GradientsView
 
 
@@ -60,3 +62,14 @@ def test_nothing_of_a_job_is_markup() -> None:
     html = gradients_html(builder.view())
     assert "<img" not in html
     assert EVIL in Reader(html).text
+
+
+def test_what_was_found_again_is_told_once_with_the_steps_of_before() -> None:
+    builder = GradientsBuilder()
+    told, doubt = Finding(symptom="alike", cause="one seed", advice="seed"), DataDoubt(about=DataAbout.RANDOM)
+    for k in range(1, 6):
+        found = replace(told, step=10 * k)
+        builder.add([DataDoubted(time=k, restart_count=k, step=10 * k, doubt=doubt, finding=found)], ())
+    text = Reader(gradients_html(builder.view())).text
+    assert text.count("likely cause: one seed") == 1
+    assert "alike (also at step 40, 30, 20 and 1 more time)" in text

@@ -236,6 +236,8 @@ def test_resources_now_and_over_time() -> None:
     assert panel._source.data["mean"] == [1.0] and "GB" in panel._head.markup
     panel._chosen("measure", "rm -rf")
     assert now_html(view_of(update(beats=())).rows) == ""
+    many = view_of(update(1024, beats=tuple(beat(k, cpu=100.0) for k in range(1024))))
+    assert "1,024 cores" in now_html(many.rows)
 
 
 def test_findings_act_and_choose() -> None:

@@ -151,7 +151,7 @@ def test_header_tells_a_failure_as_past_once_the_job_has_recovered() -> None:
     again = state(failure=failed("rank 1 raised ValueError: bad batch", "Traceback …"), restart_count=1, fruitless=1)
     html = header_html("x", Picture(view_of(update(state=again))))
     assert "recovered from: rank 1 raised ValueError: bad batch" in Reader(html).text
-    assert "notice good" in html and "notice bad" not in html and "<details open>" not in html
+    assert '<details class="notice good"><summary>recovered from: ' in html and "notice bad" not in html
 
 
 def test_what_is_spoken_changes_with_the_state_alone() -> None:
@@ -209,6 +209,7 @@ def test_many_ranks_are_one_line() -> None:
     lines, _ = lines_of(view_of(update(64, buckets=history(64))))
     assert set(lines) == {ALL}
     assert summary(lines, "samples/s").startswith("Chart of all ranks together")
+    assert "Throughput of all ranks, samples/s" in head_html(lines, "samples/s")
 
 
 def test_the_chart_in_words_and_numbers() -> None:

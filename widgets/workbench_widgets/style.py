@@ -98,6 +98,7 @@ td button{{height:22px;padding:0 8px}}
 .tools input[type=range]{{flex:4 1 200px;max-width:none;padding:0;border:0;accent-color:var(--dt-accent)}}
 .moment{{min-width:9ch;text-align:right;font-variant-numeric:tabular-nums}}
 .done{{display:inline-flex;align-items:center;gap:8px}} .done .bar{{width:64px;margin:0}}
+.why{{display:block;min-width:20ch;white-space:normal;overflow-wrap:anywhere}} pre+.tools{{margin-top:6px}}
 .share{{min-width:5ch}} .tall{{max-height:none}}
 .pager{{margin:8px 0 0}} .tools[role=search]{{margin:8px 0}}
 tbody tr.chosen>*{{background:var(--dt-raised)}} tbody tr.chosen>:first-child{{box-shadow:inset 3px 0 var(--dt-accent)}}

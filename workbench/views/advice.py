@@ -198,11 +198,13 @@ RULES: Final = (
         r"scheduler died.*is not started again",
         "something kills the pool's scheduler again and again, or it crashes",
         "see scheduler.log in the pool's folder; start the pool again (dtrain up), then resume the job (dtrain resume)",
+        is_for_ended=True,
     ),
     Rule(
         r"scheduler died",
         "the pool's scheduler was killed, or crashed; there is another one",
         "resume the job (dtrain resume); with --max-restarts it goes on by itself",
+        is_for_ended=True,
     ),
     Rule(
         r"lost with its worker",

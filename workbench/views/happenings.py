@@ -5,6 +5,7 @@ Ranks start and end by the hundred: those of one generation and one manner are o
 
 from __future__ import annotations
 
+import signal
 from collections import deque
 from collections.abc import Iterable
 from typing import Final, NamedTuple
@@ -104,7 +105,8 @@ def told(event: Event, restart_count: int) -> Happening | None:
         case RankStarted():
             return Happening(event.time, "started", event.cold or "forked from the warm zygote", (event.rank,))
         case RankExited():
-            how = exit_text(event.exit_code, event.signal) or "finished"
+            is_ours = event.stop_signal is not None and event.signal in (event.stop_signal, signal.SIGTERM)
+            how = exit_text(event.exit_code, event.signal, is_ours=is_ours) or "finished"
             return Happening(event.time, "exited", how, (event.rank,), event.step)
         case RunResumed():
             return Happening(

@@ -284,7 +284,7 @@ class ViewBuilder:
             phase=rank.phase,
             pid=rank.pid,
             worker=rank.worker,
-            exit=exit_text(rank.exit_code, rank.signal),
+            exit=exit_text(rank.exit_code, rank.signal, is_ours=rank.phase is RankPhase.STOPPED),
             step=max(beat.step if beat else 0, window.last_step if window else 0),
             activity=shown.activity if shown else "",
             collective=shown.collective if shown else "",

@@ -138,11 +138,12 @@ def phase_text(phase: JobPhase | RankPhase) -> str:
     return f"{MARKS[phase.value]} {phase.value}"
 
 
-def exit_text(exit_code: int | None, signal_number: int | None) -> str:
-    """How a process ended, in a few words; empty when that is not known or was well."""
+def exit_text(exit_code: int | None, signal_number: int | None, *, is_ours: bool = False) -> str:
+    """How a process ended, in a few words; empty when that is not known or was well. `is_ours`: the job ended it so."""
     if signal_number:
+        how = "stopped by the job with" if is_ours else "killed by"
         try:
-            return f"killed by {signal.Signals(signal_number).name}"
+            return f"{how} {signal.Signals(signal_number).name}"
         except ValueError:
-            return f"killed by signal {signal_number}"
+            return f"{how} signal {signal_number}"
     return f"exit code {exit_code}" if exit_code else ""

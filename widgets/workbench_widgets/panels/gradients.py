@@ -5,6 +5,7 @@ A state is a mark and a pattern besides its colour; the same is there as tables.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import groupby
 from typing import Final
 
@@ -30,6 +31,7 @@ _WHAT: Final = (
     "its gradients, is compared here by rank from its first <code>optimizer.step()</code> on."
 )
 EMPTY: Final = Empty(f"Nothing is checked yet. {_WHAT}", f"Nothing was checked. {_WHAT}")
+AGAIN: Final = 3  # earlier times of the same finding whose steps are told
 SHOWN: Final = 4  # findings above the fold
 # By a finding's severity: the mark beside the word, and the style.
 MARKS: Final = {"error": ("✗", " bad"), "warning": ("!", ""), "notice": ("·", " quiet")}
@@ -72,20 +74,27 @@ def _head(view: GradientsView, *, is_over: bool) -> str:
 
 
 def _findings(view: GradientsView) -> str:
-    shown = "".join(map(_finding, view.found[:SHOWN]))
-    more = view.found[SHOWN:]
-    older = f"<details><summary>{count(len(more))} older</summary>{''.join(map(_finding, more))}</details>"
-    return shown + (older if more else "")
+    """What was found again, as each time after a restart, is told once, the newest time."""
+    alike: dict[tuple[str, ...], list[Found]] = {}
+    for found in view.found:
+        one = found.finding
+        alike.setdefault((one.symptom, one.cause, one.severity.value), []).append(found)
+    told = [_finding(newest, before) for newest, *before in alike.values()]
+    older = f"<details><summary>{count(len(told) - SHOWN)} older</summary>{''.join(told[SHOWN:])}</details>"
+    return "".join(told[:SHOWN]) + (older if told[SHOWN:] else "")
 
 
-def _finding(found: Found) -> str:
+def _finding(found: Found, before: Sequence[Found]) -> str:
     one = found.finding
     mark, tone = GOOD if found.is_good else MARKS[one.severity.value]
     kind = f"<b>{mark} {'repaired' if found.is_good else one.severity.value}</b> · "
     advice = "".join(f'<div class="muted">{esc(line)}</div>' for line in one.remedy())
     evidence = "".join(f"<li>{esc(line)}</li>" for line in one.evidence)
+    steps = ", ".join(count(other.step) for other in before[:AGAIN] if other.step is not None)
+    more = f" and {plural(len(before) - AGAIN, 'more time')}" if len(before) > AGAIN else ""
+    again = f'<span class="muted"> (also at step {steps}{more})</span>' if steps else ""
     why = f"<details><summary>evidence</summary><ul>{evidence}</ul></details>" if evidence else ""
-    return f'<div class="notice{tone}" role="note">{kind}{esc(one.dated())}{advice}{why}</div>'
+    return f'<div class="notice{tone}" role="note">{kind}{esc(one.dated())}{again}{advice}{why}</div>'
 
 
 # --- ranks by time ----------------------------------------------------------------------------------------------------

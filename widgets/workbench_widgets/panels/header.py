@@ -121,9 +121,8 @@ def _failure(view: JobView, packages: Mapping[str, str], copied: str, *, has_log
     is_told = has_logs and failure.rank is not None
     where = f" · its log: %dtrain logs {view.job_id} -r {failure.rank}" if is_told else ""
     words = esc(failure.traceback[-TRACEBACK:])
-    is_open = "" if view.has_recovered else " open"
     trace = (
-        f"<details{is_open}><summary>traceback of rank {failure.rank}</summary><pre>{words}</pre></details>"
+        f"<details open><summary>traceback of rank {failure.rank}</summary><pre>{words}</pre></details>"
         if words
         else ""
     )
@@ -132,6 +131,7 @@ def _failure(view: JobView, packages: Mapping[str, str], copied: str, *, has_log
         f'Copy error report</button><span class="small muted" role="status">{esc(copied)}</span></div>'
         f'<pre id="error" hidden>{esc(error_report(view, packages))}</pre>'
     )
-    then, tone = ("recovered from: ", " good") if view.has_recovered else ("", " bad")
-    told = f'<p>{then}{esc(failure.reason)}<span class="muted">{esc(where)}</span></p>'
-    return f'<div class="notice{tone}">{told}{trace}{copy}</div>'
+    told = f'{esc(failure.reason)}<span class="muted">{esc(where)}</span>'
+    if view.has_recovered:  # the findings and the timeline tell it; here it is kept for those who look for its cause
+        return f'<details class="notice good"><summary>recovered from: {told}</summary>{trace}{copy}</details>'
+    return f'<div class="notice bad"><p>{told}</p>{trace}{copy}</div>'

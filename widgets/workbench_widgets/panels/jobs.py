@@ -167,6 +167,8 @@ def list_html(listing: Listing, query: Query, theme: str, chosen: Sequence[str] 
                 return phase_badge(text.rpartition(" ")[2])
             case "launched":
                 return f'<span title="{esc(_dated(listing, index))}">{esc(text)}</span>'
+            case "":
+                return f'<span class="why">{esc(text)}</span>'
             case "progress":
                 return _bar(listing.jobs[index] if listing.jobs else None, text)
         return esc(text)

@@ -118,6 +118,11 @@ def head_html(known: Sequence[str], chosen: str) -> str:
     )
 
 
+def _cores(percents: float) -> str:
+    """Of a core each, of all ranks; of a hundred cores tenths are noise."""
+    return f"{percents / 100:,.1f} cores" if percents < 10_000 else f"{percents / 100:,.0f} cores"
+
+
 def now_html(rows: Sequence[RankRow]) -> str:
     """Least, mean and most of the ranks that run, and whose the most is."""
     made: list[tuple[str, ...]] = []
@@ -126,7 +131,7 @@ def now_html(rows: Sequence[RankRow]) -> str:
         if values:
             most = max(values, key=lambda rank: values[rank])
             mean, whole = sum(values.values()) / len(values), sum(values.values())
-            total = "" if name == "gpu" else f"{whole / 100:,.1f} cores" if name == "cpu" else measure.text(whole)
+            total = "" if name == "gpu" else _cores(whole) if name == "cpu" else measure.text(whole)
             numbers = (min(values.values()), mean, values[most])
             made.append((measure.title, *map(measure.text, numbers), f"rank {most}", total))
     if not made:

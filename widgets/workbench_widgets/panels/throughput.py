@@ -135,7 +135,7 @@ def head_html(lines: dict[int, Line], unit: str, scaling: str = "", *, is_over: 
     if not lines:
         return f'<div class="charthead"><h2>Throughput</h2></div>{EMPTY.html(is_over=is_over)}'
     keys = "".join(f"<span>{swatch(_variable(rank), _dash(rank))}{esc(_name(rank))}</span>" for rank in lines)
-    title = f"Throughput by rank, {unit} over time since the start"
+    title = f"Throughput {'of all ranks' if ALL in lines else 'by rank'}, {unit} over time since the start"
     return (
         f'<div class="charthead"><h2>{title}</h2><div class="legend" aria-hidden="true">{keys}</div></div>'
         f'<p class="hidden">{esc(summary(lines, unit, is_over=is_over))}</p>'
