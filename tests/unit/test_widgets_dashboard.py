@@ -7,12 +7,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import panel as pn
 import pytest
 from msgspec.structs import replace
-from panel import Column
 from test_views_job import NOW, beat, state, update, view_of
 from test_widgets_panels import Reader
 from workbench_widgets import pools as pools_module
+from workbench_widgets.charts import CLIP
 from workbench_widgets.dashboard import Dashboard, time_of_step
 from workbench_widgets.files import Made
 from workbench_widgets.live import Live
@@ -407,6 +408,11 @@ def test_the_listing_takes_each_job_from_its_pool(pools: Pools) -> None:
     assert listing.pools[0].startswith("pool a · 2 slots") and "gone does not run" in listing.pools[2]
 
 
+def test_every_chart_hides_the_pixel_that_is_never_cleared() -> None:
+    charts = [pane for root in Page().dashboard.roots.values() for pane in root.select(pn.pane.Bokeh)]
+    assert len(charts) == 6 and all(CLIP in pane.object.stylesheets for pane in charts)
+
+
 # --- nothing to show ---
 
 
@@ -414,7 +420,7 @@ def texts(page: Page) -> dict[str, str]:
     """What the panels say that a reader gets to see, by name."""
     found = {}
     for name, root in page.dashboard.roots.items():
-        parts = root.select(Live) if isinstance(root, Column) else [root] if isinstance(root, Live) else []
+        parts = root.select(Live) if isinstance(root, pn.Column) else [root] if isinstance(root, Live) else []
         found[name] = " ".join(Reader(part.markup).text for part in parts)
     return found
 

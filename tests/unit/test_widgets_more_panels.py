@@ -222,6 +222,12 @@ def test_events_can_be_only_trouble_and_are_drawn_only_when_new() -> None:
     assert "HEALTHY" not in panel.root.markup
     assert "No trouble so far." in events_html(more.happenings[1:], 2, 990.0, only_trouble=True)
     assert "There was no trouble." in events_html(more.happenings[1:], 2, 990.0, only_trouble=True, is_over=True)
+    said = [("rank 1 takes long", (1,)), ("rank 12 takes long", (1,)), ("killed", (0, 1, 2)), ("all", ())]
+    shown = Reader(events_html([Happening(1000.0, "", text, ranks) for text, ranks in said], 4, 990.0)).text
+    for words in ("rank 1 takes long +", "rank 12 takes long rank 1+", "killed ranks 0–2+"):
+        assert words in shown, shown
+    waits = [Happening(1000.0, "waiting", "waiting: needs 4 slots")]
+    assert "waitingneeds 4 slots" in Reader(events_html(waits, 1, 990.0)).text
     assert "the newest 1 of 7" in events_html(more.happenings[:1], 7, 990.0)
 
 

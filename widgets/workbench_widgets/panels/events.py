@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Final
 
@@ -70,8 +71,10 @@ def events_html(
 
 
 def _row(one: Happening, start: float) -> str:
-    text = one.text if len(one.text) <= CHARACTERS else one.text[: CHARACTERS - 1] + "…"
+    text = one.text.removeprefix(f"{one.kind}: ")
+    text = text if len(text) <= CHARACTERS else text[: CHARACTERS - 1] + "…"
     who = ranks_text(one.ranks) if one.ranks else ""
+    who = "" if re.search(rf"\b{re.escape(who)}\b", text) else who  # it says so itself
     kind = esc(one.kind)
     if one.is_trouble:
         kind = f'<span class="tone-bad"><span aria-hidden="true">▲ </span>{kind}</span>'

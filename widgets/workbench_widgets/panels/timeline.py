@@ -21,6 +21,7 @@ from workbench.views.spans import LETTERS, Mark, MarkKind, SpanKind, Timeline
 from workbench.views.story import attempts_table, ended_text, numbers_line, story_lines
 from workbench.views.table import Column, Table
 from workbench.views.wording import Clock, plural, span
+from workbench_widgets.charts import CLIP
 from workbench_widgets.live import Live
 from workbench_widgets.panels.markup import Empty, esc, unfolding
 from workbench_widgets.style import PANEL
@@ -172,6 +173,7 @@ def _figure() -> Any:
         min_border=4,
         x_range=Range1d(start=0, end=1),
         y_range=Range1d(start=0.5, end=-1.6),
+        stylesheets=[CLIP],
         html_attributes={"role": "group", "aria-label": "timeline; the same is in words and tables below"},
     )
     made.xaxis.ticker = AdaptiveTicker(base=60, mantissas=[1, 2, 5, 10, 20, 30], min_interval=1, desired_num_ticks=6)
