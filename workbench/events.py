@@ -383,7 +383,7 @@ class StepsBegan(_Event, frozen=True, kw_only=True):
 
 
 class CheckpointRefused(_Event, frozen=True, kw_only=True):
-    """A checkpoint is not what was saved, and was passed over."""
+    """A checkpoint was passed over: it is not what was saved, or its ranks differed, unlike those of an older one."""
 
     restart_count: int
     checkpoint: Checkpoint  # with its `problem`

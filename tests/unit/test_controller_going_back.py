@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from workbench.commands import StartRanks
 from workbench.controller import transition
@@ -192,6 +193,13 @@ def test_those_that_are_known_are_those_that_are_still_there(options: dict[str, 
     story = Story(**options)
     story.save(*range(10, 101, 10))
     assert story.known == known
+
+
+def test_the_newest_in_which_ranks_agreed_is_there_however_many_came_after_it() -> None:
+    story = Story()
+    for step, agreed in ((10, None), (20, True), (30, False), (40, False), (50, False), (60, False)):
+        story.tell(CheckpointSaved, checkpoint=replace(point(step), agreed=agreed))
+    assert story.known == [20, 40, 50, 60]
 
 
 def test_one_that_was_refused_is_not_gone_back_to() -> None:

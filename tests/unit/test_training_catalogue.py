@@ -16,13 +16,14 @@ from workbench.training.manifest import FileRecord, Manifest, ManifestError
 FILES = {"__0_0.distcp": b"weights" * 100, "__1_0.distcp": b"more" * 33, ".metadata": b"where"}
 
 
-def save(folder: Path, step: int, files: dict[str, bytes] = FILES) -> Path:
+def save(folder: Path, step: int, files: dict[str, bytes] = FILES, agreed: bool | None = None) -> Path:
     partial = catalogue.partial_path(folder, step, "job-0")
     catalogue.begin(partial)
     for name, data in files.items():
         (partial / name).write_bytes(data)
     records = {name: manifest.checksum(partial / name) for name in files}
-    return catalogue.publish(partial, Manifest(step=step, world_size=2, saved_at=1000.0 + step, files=records))
+    made = Manifest(step=step, world_size=2, saved_at=1000.0 + step, files=records, agreed=agreed)
+    return catalogue.publish(partial, made)
 
 
 def steps(folder: Path) -> list[int]:
@@ -155,6 +156,19 @@ def test_prune_keeps_the_newest_and_each_mth(tmp_path: Path, keep: int, every: i
     catalogue.prune(tmp_path, keep, every)
     assert steps(tmp_path) == left
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
+
+
+def test_what_its_ranks_did_not_agree_on_comes_last_and_does_not_cost_what_they_did(tmp_path: Path) -> None:
+    for step, agreed in ((10, True), (20, True), (30, False), (40, False), (50, False)):
+        save(tmp_path, step, agreed=agreed)
+    assert [found.step for found in catalogue.candidates(tmp_path)] == [20, 10, 50, 40, 30]
+    newest = catalogue.newest(tmp_path)
+    assert newest is not None and newest.step == 20
+    catalogue.prune(tmp_path, 2)
+    assert steps(tmp_path) == [50, 40, 20]
+    save(tmp_path, 60, agreed=True)
+    catalogue.prune(tmp_path, 2)
+    assert steps(tmp_path) == [60, 50]
 
 
 def test_prune_never_costs_the_newest_whole_one(tmp_path: Path) -> None:

@@ -127,8 +127,10 @@ def checkpoint_saved(state: JobState, event: CheckpointSaved) -> Outcome:
 def _thinned_out(known: list[Checkpoint], spec: JobSpec) -> tuple[Checkpoint, ...]:
     """Those that are still there, oldest first: the rule by which ranks remove them is `catalogue.superfluous`."""
     newest, every = max(1, spec.checkpoint_keep), spec.checkpoint_keep_every
+    sound = next((one for one in reversed(known) if one.agreed is not False), None)
     older = [one for one in known[:-newest] if every and one.step % every == 0]
-    return (*older, *known[-newest:])[-max(KEPT, newest) :]
+    kept = [*older, *known[-newest:]][-max(KEPT, newest) :]
+    return tuple(kept) if sound is None or sound in kept else (sound, *kept)
 
 
 def _got_to(state: JobState, step: int) -> JobState:

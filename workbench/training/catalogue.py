@@ -48,6 +48,11 @@ class Found:
     def name(self) -> str:
         return self.path.name
 
+    @property
+    def is_doubtful(self) -> bool:
+        """Whole, but the ranks that saved it did not hold the same: it is rank 0's."""
+        return self.manifest is not None and self.manifest.agreed is False
+
 
 def scan(folder: Path) -> list[Found]:
     """All of them, newest first, checked by manifest, names and sizes. A folder that is not there has none."""
@@ -87,12 +92,12 @@ def _look(path: Path, is_abandoned: bool) -> Found | None:
 
 
 def candidates(folder: Path) -> list[Found]:
-    """What a job that goes on by itself may take, newest first, those with a problem as well."""
-    return [found for found in scan(folder) if not found.is_abandoned]
+    """What a job that goes on by itself may take, newest first, those with a problem as well; what is doubtful last."""
+    return sorted((found for found in scan(folder) if not found.is_abandoned), key=lambda found: found.is_doubtful)
 
 
 def newest(folder: Path) -> Found | None:
-    """The newest that nothing is known against, without reading all of it."""
+    """The one to take, that nothing is known against, without reading all of it."""
     return next((found for found in candidates(folder) if not found.problem), None)
 
 
@@ -150,7 +155,7 @@ def remove_leftovers(folder: Path, job_id: str) -> None:
 def prune(folder: Path, keep: int, keep_every: int = 0) -> list[str]:
     """Remove all but the newest `keep` whole ones and each whose step is a multiple of `keep_every`; what went.
 
-    The newest whole one is never removed, and nothing is while there is none.
+    The newest whole one is never removed, nor the newest that is not doubtful; and nothing is while there is none.
     """
     removed = []
     for name in superfluous(scan(folder), keep, keep_every):
@@ -172,7 +177,9 @@ def superfluous(found: list[Found], keep: int, keep_every: int) -> list[str]:
     oldest = whole[-1]
     after = current[current.index(oldest) + 1 :]
     left_behind = [each for each in found if each.is_abandoned and each.step <= whole[0].step]
+    sound = next((each for each in current if not each.problem and not each.is_doubtful), None)
     is_kept = [each for each in after if keep_every and each.step % keep_every == 0 and not each.problem]
+    is_kept += [sound] if sound is not None else []
     return [each.name for each in [*after, *left_behind] if each not in is_kept]
 
 

@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -42,6 +43,7 @@ class Checkpointer:
         self._thread: threading.Thread | None = None
         self._writing = 0  # the step that is being written
         self._was_skipped = False
+        self._is_shared = True  # the ranks held the same when last compared: each copies a share of it
         self._release: Callable[[], object] | None = None  # of the copy that is being written
         self.standing: Callable[[], AbstractContextManager[object]] = nullcontext  # around what training stands for
         if team.leads:
@@ -79,11 +81,12 @@ class Checkpointer:
         try:
             taken = states.take(state)
             proof = prove(taken)
-            tree, objects = self._staging.copy(taken, held.tensors if held is not None else {})
+            known = held.tensors if held is not None else {}
+            tree, objects = self._staging.copy(taken, known, is_shared=self._is_shared)
         except Exception as error:  # the other ranks wait to hear of it
             problem = str(error) if isinstance(error, UnfitError) else f"{type(error).__name__}: {error}"
             return Copy(step=step, problem=problem)
-        return Copy(step=step, tree=tree, objects=objects, extras=extras, proof=proof)
+        return Copy(step=step, tree=tree, objects=objects, extras=extras, proof=proof, is_shared=self._is_shared)
 
     def _start(self, save: Save, begun: float, stalled: float) -> None:
         self._writing, self._was_skipped = save.step, False
@@ -114,6 +117,7 @@ class Checkpointer:
         try:
             return save.write()
         finally:
+            self._is_shared = save.agreed is not False
             if self._release is not None:
                 self._release()
 
@@ -154,6 +158,10 @@ class Checkpointer:
                     self._refuse(Found(path=path, step=made.step, manifest=made, problem=problem))
                 continue
             if self.team.leads:
+                if made.agreed is False:
+                    say(f"goes on from what rank 0 had in {path}: its ranks did not hold the same")
+                elif not resume:
+                    self._leave_doubtful(path, made.step)
                 if resume and path.parent == self.where.folder:
                     catalogue.abandon(self.where.folder, path.name)
                 elif resume:  # another job's: of this one's own none is newer
@@ -170,8 +178,20 @@ class Checkpointer:
             catalogue.abandon_all(self.where.folder)
             say("begins anew, as was asked for; the checkpoints from before are left behind")
 
+    def _leave_doubtful(self, path: Path, step: int) -> None:
+        """Tell of newer ones that were passed over; they stay, for who asks for them."""
+        newer = [found for found in catalogue.candidates(self.where.folder) if found.step > step and found.is_doubtful]
+        for found in reversed(newer):
+            reason = f"its ranks did not hold the same, unlike those of step {step}; --step {found.step} takes rank 0's"
+            self._pass_over(replace(found, problem=found.problem or reason))
+        if newer:
+            catalogue.abandon(self.where.folder, path.name)
+
     def _refuse(self, found: Found) -> None:
         manifest.mark(found.path, found.problem)
+        self._pass_over(found)
+
+    def _pass_over(self, found: Found) -> None:
         say(f"checkpoint {found.path} is passed over: {found.problem}")
         refused = {**describe(found.path, found.manifest), "step": found.step, "problem": found.problem}
         self._fact("CheckpointRefused", checkpoint=refused)

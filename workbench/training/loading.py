@@ -52,7 +52,8 @@ class Choice:
         if not self._resume:
             return catalogue.candidates(folder)
         chosen = catalogue.look(Path(self._resume))
-        return [chosen, *(found for found in catalogue.scan(folder) if found.step < chosen.step)]
+        older = (found for found in catalogue.scan(folder) if found.step < chosen.step)
+        return [chosen, *sorted(older, key=lambda found: found.is_doubtful)]
 
     def _next(self, offers: Iterator[Found]) -> tuple[Path, Manifest] | None:
         for found in offers:

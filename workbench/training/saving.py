@@ -55,7 +55,8 @@ class SaveError(RuntimeError):
 class Copy:
     """What is to be written: this rank's part of the tree, its objects' states, and what it keeps beside.
 
-    `problem`: why there is no such copy on this rank.
+    `problem`: why there is no such copy on this rank. `is_shared`: of what all ranks should hold alike it is a share;
+    else rank 0's has all of it.
     """
 
     step: int
@@ -64,6 +65,7 @@ class Copy:
     extras: Any = None
     problem: str = ""
     proof: Proof = NO_PROOF
+    is_shared: bool = True
 
 
 @dataclass(frozen=True)
@@ -83,6 +85,7 @@ class Save:
         self.copy, self.where, self.team = copy, where, team
         self.step, self.problem = copy.step, copy.problem
         self.partial = where.partial(copy.step)
+        self.agreed: bool | None = None  # whether all ranks held the same; None: not compared, or not yet
 
     def write(self) -> tuple[Manifest, Path]:
         """The checkpoint, committed. Raises `SaveError`, on every rank the same unless a rank is gone."""
@@ -104,11 +107,13 @@ class Save:
                 raise SaveError(f"the ranks are at different steps: {self.step} and {opening.step}", rank)
         if self.team.rank and openings[0].objects == openings[self.team.rank].objects:
             rest.pop("objects")  # rank 0 writes the same
+        shared = [opening.proof.shared for opening in openings]
+        self.agreed = len(set(shared)) == 1 if len(shared) > 1 and any(shared) else None
+        if self.agreed is False and self.copy.is_shared:  # put together it would be what no rank ever had
+            raise SaveError("the ranks do not hold the same, of which each has copied a share; rank 0's is saved next")
         written = files.write({**self.copy.tree, ROOT: rest}, self.partial, group=self.team.group)
         records = self.team.gather(written)
-        shared = [opening.proof.shared for opening in openings]
-        agreed = len(set(shared)) == 1 if len(shared) > 1 and any(shared) else None
-        return self._publish({name: record for part in records for name, record in part.items()}, agreed)
+        return self._publish({name: record for part in records for name, record in part.items()})
 
     def _rest(self) -> dict[str, Any]:
         """What is no tensor of the program, as bytes; and a place to write to."""
@@ -130,7 +135,7 @@ class Save:
         if files.free_bytes(self.partial) < needed:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    def _publish(self, records: Mapping[str, FileRecord], agreed: bool | None) -> tuple[Manifest, Path]:
+    def _publish(self, records: Mapping[str, FileRecord]) -> tuple[Manifest, Path]:
         """Rank 0's word on how it went is everybody's."""
         outcome: Any = None
         if self.team.leads:
@@ -144,7 +149,7 @@ class Save:
                 torch=torch.__version__,
                 dtrain=self.where.dtrain,
                 proof=self.copy.proof.whole,
-                agreed=agreed,
+                agreed=self.agreed,
             )
             try:
                 outcome = made, commit(self.partial, made)

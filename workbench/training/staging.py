@@ -7,7 +7,7 @@ all ranks each copies its share only.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -32,14 +32,15 @@ class Staging:
         self._buffers: dict[Path, torch.Tensor] = {}
 
     def copy(
-        self, taken: Taken, held: Mapping[Path, torch.Tensor] = MappingProxyType({})
+        self, taken: Taken, held: Mapping[Path, torch.Tensor] = MappingProxyType({}), *, is_shared: bool = True
     ) -> tuple[Tree, dict[str, Any]]:
         """This rank's part of the tree, on the CPU, and a copy of the objects' states. Returns when all is copied.
 
-        What is in `held` is not copied again.
+        What is in `held` is not copied again. Not `is_shared`: rank 0 copies all that it has.
         """
-        mine = {path: value for path, value in leaves(taken.tree) if self._is_mine(path, value, taken)}
-        owners = self._sharing.owners(taken)
+        shared = taken.shared if is_shared else set()
+        mine = {path: value for path, value in leaves(taken.tree) if self._is_mine(path, value, shared)}
+        owners = self._sharing.owners(taken) if is_shared else {}
         mine = {path: value for path, value in mine.items() if owners.get(path, self._rank) == self._rank}
         tensors = {path: value.detach() for path, value in mine.items() if isinstance(value, torch.Tensor)}
         there = {path: held[path] for path, tensor in tensors.items() if _is_copy(held.get(path), tensor)}
@@ -49,9 +50,9 @@ class Staging:
             set_leaf(tree, path, copies[path] if path in copies else copy.deepcopy(value))
         return tree, {key: freeze(value) for key, value in taken.objects.items()}
 
-    def _is_mine(self, path: Path, value: Any, taken: Taken) -> bool:
+    def _is_mine(self, path: Path, value: Any, shared: Set[Path]) -> bool:
         """Parts of a distributed tensor are each rank's own; of what is not known to be the same, rank 0's count."""
-        return self._rank == 0 or path in taken.shared or hasattr(value, "device_mesh")
+        return self._rank == 0 or path in shared or hasattr(value, "device_mesh")
 
     def _copy_tensors(self, tensors: Mapping[Path, torch.Tensor]) -> dict[Path, torch.Tensor]:
         kept, self._buffers = self._buffers, {}
