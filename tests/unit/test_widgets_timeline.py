@@ -338,7 +338,7 @@ def test_acts_say_what_they_did() -> None:
         "Resume from the checkpoint of step 400 was asked for; the job is "
     )
     anew = perform(Act("resume", ranks=2), job, told(**ENDED), by="me")
-    assert anew.startswith("Resume from the start on 2 ranks was asked for; ")  # it has no checkpoint
+    assert anew.startswith("Resume on 2 ranks was asked for; ")  # no checkpoint of it is known
     assert perform(Act("resize", ranks=3), job, told(), by="me").startswith("Resize to 3 ranks was asked for")
     said = perform(Act("inject", fault="kill", rank=1), job, told(), by="me")
     assert said == "kill was done to rank 1."

@@ -78,11 +78,11 @@ def _stacks(act: Act, job: Job, by: str) -> str:
 
 def _resume(act: Act, job: Job, by: str) -> str:
     state = job.state
-    newest = "its newest checkpoint" if state.checkpoints or state.spec.resume_from else "the start"
+    newest = " from its newest checkpoint" if state.checkpoints or state.spec.resume_from else ""
     phase = job.resume(step=act.step, ranks=act.ranks, path=act.path, by=by)
-    where = newest if act.step is None else f"the checkpoint of step {act.step:,}"
+    where = newest if act.step is None else f" from the checkpoint of step {act.step:,}"
     on = "" if act.ranks is None else f" on {plural(act.ranks, 'rank')}"
-    return f"Resume from {where}{on} was asked for; the job is {phase.value} now."
+    return f"Resume{where}{on} was asked for; the job is {phase.value} now."
 
 
 def _resize(act: Act, job: Job, by: str) -> str:

@@ -50,9 +50,10 @@ def resume(state: JobState, event: ResumeRequested) -> Outcome:
     if not state.phase.is_terminal:
         return state, ()
     by = f" by {event.by}" if event.by else ""
-    newest = "the newest checkpoint" if state.checkpoints or state.spec.resume_from else "the start"
-    step = newest if event.step is None else f"step {event.step}"
-    where = "the start" if event.path == THE_START else step
+    # Where none is known there may be one on disk all the same; the ranks say later where they went on from.
+    newest = " from the newest checkpoint" if state.checkpoints or state.spec.resume_from else ""
+    step = newest if event.step is None else f" from step {event.step}"
+    where = " from the start" if event.path == THE_START else step
     on = "" if event.ranks is None else f" on {ranks_text(event.ranks)}"
     chosen = replace(state, resume="") if event.step is None else go_back(state, event.path, event.step)
     begun_from = "" if state.checkpoints or event.step is not None else state.spec.resume_from
@@ -69,7 +70,7 @@ def resume(state: JobState, event: ResumeRequested) -> Outcome:
         ended_at=None,
         placements=(),
     )
-    return begin_again(fresh, f"resumed{by} from {where}{on}", event.time)
+    return begin_again(fresh, f"resumed{by}{where}{on}", event.time)
 
 
 # --- other ranks ------------------------------------------------------------------------------------------------------
