@@ -215,7 +215,10 @@ class Jobs:
 
     def kill_all(self) -> None:
         for process in tuple(self.ranks.values()):
-            process.kill_group()
+            if self._keepers[process].forget(process):
+                process.cancel()
+            else:
+                process.kill_group()
         for generation in (*self._stores, *self._awaited):
             self._kill_store(generation)
 

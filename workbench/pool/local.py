@@ -125,22 +125,25 @@ def find_pool(name: str, *, patience: float = START_TIMEOUT, brings_back: bool =
 
 def _bring_back(directory: Path, lock: int) -> Mark | None:
     """Another scheduler for a worker whose own was killed; None where there is none, or it has died too often."""
-    dead = read_marks(directory).get("scheduler")
-    if dead is None or dead.is_closing or not dead.argv or running(directory, "worker") is None:
-        return None
-    deaths = died_again(dead.deaths, time.time())
-    put_mark(directory, msgspec.structs.replace(dead, deaths=deaths))  # first: a start that fails counts as well
-    scheduler = spawn(dead.argv, directory / "scheduler.log", lock)
-    try:
-        if Comeback(deaths=deaths).is_given_up:  # it only tells the jobs so
-            scheduler.wait(START_TIMEOUT)
+    found = None
+    while found is None:
+        dead = read_marks(directory).get("scheduler")
+        if dead is None or dead.is_closing or not dead.argv or running(directory, "worker") is None:
             return None
-        return _await_scheduler(directory, scheduler=scheduler)
-    except BaseException:
-        scheduler.kill()
-        raise
-    finally:
-        disown(scheduler)
+        deaths = died_again(dead.deaths, time.time())
+        put_mark(directory, msgspec.structs.replace(dead, deaths=deaths))  # first: a start that fails counts as well
+        scheduler = spawn(dead.argv, directory / "scheduler.log", lock)
+        try:
+            if Comeback(deaths=deaths).is_given_up:  # it only tells the jobs so
+                scheduler.wait(START_TIMEOUT)
+                return None
+            with contextlib.suppress(PoolError):  # then it has died again
+                found = _await_scheduler(directory, scheduler=scheduler)
+        finally:
+            if found is None:
+                scheduler.kill()
+            disown(scheduler)
+    return found
 
 
 def running(directory: Path, role: str = "scheduler") -> Mark | None:

@@ -95,7 +95,7 @@ class Session:
     def _await_slots(self, timeout: float) -> None:
         """A pool is there once a worker's agent has joined."""
         deadline = time.monotonic() + timeout
-        while not self._client.ask("status", None, PoolStatus).workers:
+        while not self.pool_status().workers:
             if time.monotonic() > deadline:
                 raise PoolUnavailableError(
                     f"no worker joined pool {self.name} within {timeout:.0f} s", hint="see worker.log in its directory"
@@ -127,16 +127,17 @@ class Session:
         """One request to the runner; see `workbench.requests`."""
         if name in rq.ONCE:  # then not to a scheduler that is known to be gone
             self._find_again(self._client, patience=0.0)
-        client = self._client
-        try:
-            return client.ask(name, body, kind, timeout)
-        except PoolLostError as error:
-            if not self._find_again(client):
-                raise
-            if name in rq.ONCE:
-                what = f"the pool's scheduler died, and is back; {name!r} may have been taken, or not"
-                raise PoolLostError(what, hint="look at %dtrain jobs and status before trying again") from error
-        return self._client.ask(name, body, kind, timeout)
+        while True:
+            client = self._client
+            try:
+                return client.ask(name, body, kind, timeout)
+            except PoolLostError as error:
+                if not self._find_again(client):
+                    raise
+                if name in rq.ONCE:
+                    what = f"the pool's scheduler died, and is back; {name!r} may have been taken, or not"
+                    raise PoolLostError(what, hint="look at %dtrain jobs and status before trying again") from error
+            self._await_slots(local.START_TIMEOUT)
 
     def _find_again(self, lost: PoolClient, patience: float = DEATH) -> bool:
         """Whether there is another line to the pool now: its scheduler was killed, and it was brought back."""
@@ -148,7 +149,6 @@ class Session:
                 time.sleep(0.01)
             if self.is_local and self._client is lost and (mark := local.find_pool(self.name)) is not None:
                 self._client = self._connect(mark)  # the old one hangs up when nobody waits for it any more
-                self._await_slots(local.START_TIMEOUT)
             return self._client is not lost
 
     def close(self) -> None:
