@@ -1,6 +1,7 @@
 """The faults that can be done to a rank on purpose: names, words and where each acts. Data only.
 
-What is done is said where it is done: `workbench.agent.faults` from outside, `workbench.training.faults` inside.
+What is done is said where it is done: `workbench.agent.faults` from outside, `workbench.training.faults` inside, and
+`workbench.runner.rankdesk` for what the runner does to itself.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Final, NamedTuple
 class Place(enum.Enum):
     """Who does it, and when."""
 
+    POOL = "at once, by the pool"
     AGENT = "at once, from outside"
     LINE = "at once, in a thread of the rank"
     STEP = "in the rank's main thread, at what it does next"
@@ -53,5 +55,6 @@ FAULTS: Final[dict[str, Fault]] = {
     "truncate": Fault("cuts the largest file of the job's newest checkpoint in half", Place.AGENT),
     "kill-zygote": Fault("SIGKILL to the zygote that it was forked from", Place.AGENT),
     "kill-worker": Fault("SIGKILL to the Dask worker that holds it", Place.AGENT),
+    "kill-scheduler": Fault("SIGKILL to the pool's scheduler, of a pool of this machine", Place.POOL),
 }  # fmt: skip
 ON_CHECKPOINT: Final = ("corrupt", "truncate")  # done to a checkpoint, of whichever rank

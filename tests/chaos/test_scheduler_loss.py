@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from tests.waiting import until
-from workbench.events import FailureDetected, PoolLost, RunResumed, StepsBegan
+from workbench.events import FailureDetected, FaultHappened, PoolLost, RunResumed, StepsBegan
 from workbench.policy.comeback import MOST
 from workbench.pool.local import Mark, find_pool, pool_dir, read_marks
 from workbench.session import Job, Session, stop_pool
@@ -192,6 +192,19 @@ def test_a_stop_while_it_comes_back_wins_and_leaves_nothing(session: Session, tm
         with Session(slots=2, timeout=60) as again:
             job = launch(again, tmp_path / "job", max_restarts=5)
             await_steps(job)
+
+
+def test_on_purpose_and_told_with_its_times(session: Session, tmp_path: Path) -> None:
+    job = launch(session, tmp_path / "job", max_restarts=1)
+    await_steps(job)
+    assert job.inject("kill-scheduler", 1)
+    began = await_generation(job, 1)
+    (happened,) = [event for event in job.events() if isinstance(event, FaultHappened)]
+    until(lambda: len(job.timeline.attempts) == 2, "second attempt")
+    first, _ = job.timeline.attempts
+    assert first.injected_at == first.fault_at == happened.time
+    assert abs(first.cause.time - happened.time) < 0.5  # type: ignore[union-attr]
+    assert first.fault_at < first.detected_at < began.time  # type: ignore[operator]
 
 
 def test_two_who_miss_it_bring_one_back(session: Session, tmp_path: Path) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
@@ -20,7 +22,7 @@ from workbench.events import (
     FaultHappened,
     FaultInjected,
 )
-from workbench.faults import FAULTS, ON_CHECKPOINT
+from workbench.faults import FAULTS, ON_CHECKPOINT, Place
 from workbench.feed import CellStarted
 from workbench.runner.answers import Requests, as_request
 from workbench.runner.live import LiveJob
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
     from workbench.runner.service import Runner
 
 CELL_KEPT: Final = 2**16  # characters of a cell that the record keeps
+NOTICE: Final = 0.05  # s in which an answer gets out before the scheduler is killed
 ANSWER: Final = 0.5  # s that an injected fault's asker waits to hear that it cannot be done
 
 
@@ -92,9 +95,15 @@ class RankDesk:
         (where,) = self._by_worker(job, (request.rank,))
         path = job.newest_checkpoint() if request.fault in ON_CHECKPOINT else ""
         known = job.event_count
+        is_own = FAULTS[request.fault].place is Place.POOL
+        if is_own and self._runner.link.comeback is None:
+            raise UsageError(f"{request.fault} cannot be done: this pool is not one of ours, and would not come back")
         self._runner.feed(
             job.job_id, FaultInjected(time=self._runner.link.now(), fault=request.fault, rank=request.rank)
         )
+        if is_own:
+            self._die(job, request)
+            return True
         fault = InjectFault(
             job_id=job.job_id, worker=where["worker"], rank=request.rank, fault=request.fault, path=path
         )
@@ -103,6 +112,18 @@ class RankDesk:
         if told is not None and told.problem:
             raise UsageError(f"{request.fault} cannot be done to rank {request.rank}: {told.problem}")
         return told is not None
+
+    def _die(self, job: LiveJob, request: rq.Inject) -> None:
+        """Once who asked has heard that it is done: the time told is that of the kill."""
+        happened = FaultHappened(
+            time=self._runner.link.now() + NOTICE,
+            restart_count=job.state.restart_count,
+            fault=request.fault,
+            rank=request.rank,
+            detail=f"scheduler process {os.getpid()}",
+        )
+        self._runner.feed(job.job_id, happened)
+        self._runner.link.call_later(NOTICE, lambda: os.kill(os.getpid(), signal.SIGKILL))
 
     async def _happened(self, job: LiveJob, request: rq.Inject, since: int) -> FaultHappened | None:
         """What was told of the fault; None when nothing is within `ANSWER` s: it waits for its moment."""

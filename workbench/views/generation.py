@@ -173,6 +173,7 @@ class Generation:
         blamed = {self.failure.rank, *(self.failure.stall.ranks if self.failure.stall else ())}
         if self.failure.kind is FailureKind.WORKER_LOST:
             blamed |= {other.rank for other in self.consequences}
+            blamed |= {f.rank for f in self.injected if self.failure.rank is None and f.fault == "kill-scheduler"}
         times = [f.time for f in self.injected if f.rank in blamed and f.time <= self.detected]
         return times[-1] if times else None
 
