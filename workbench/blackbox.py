@@ -4,6 +4,11 @@ Only the layout lives here: a buffer is handed in, no file is opened and no cloc
 ranks under another interpreter import it. One writer, one reader, no lock: a record is whole before `head` counts it,
 and the header's words are aligned 8-byte stores. Times are in seconds; points in time are epoch seconds of a clock that
 does not jump (the rank adds CLOCK_MONOTONIC to an offset it took once).
+
+Two rings, of which each step takes the same slot. One holds whole records. The other holds brief ones, for steps so
+short that to write a whole one would be felt: when the step ended (CLOCK_MONOTONIC; 0: the record is a whole one), its
+wait for data and its samples. The reader makes whole ones of them: a step began where the one before ended, and the
+rest of it is divided as in the last whole record.
 """
 
 from __future__ import annotations
@@ -19,7 +24,7 @@ from typing import Final, NamedTuple, TypeAlias
 Buffer: TypeAlias = bytearray | memoryview | mmap
 
 MAGIC: Final = b"dtrainbb"
-VERSION: Final = 3
+VERSION: Final = 4
 HEADER_SIZE: Final = 512
 CAPACITY: Final = 4096  # steps kept: 4 s of 1 ms steps against a reader that comes ten times a second
 
@@ -58,20 +63,24 @@ class StepRecord(NamedTuple):
 
 
 STEP: Final = struct.Struct("<q11d")
+BRIEF: Final = struct.Struct("<3d")  # end, data, samples
 _FIELD: Final = struct.Struct("<d")
 _IDENTITY: Final = struct.Struct("<8sII")  # magic, version, capacity
-_HEAD: Final = struct.Struct("<q")
+_HEAD: Final = struct.Struct("<d")  # a float, so that a brief record takes stores of one kind only
 _NOW: Final = struct.Struct("<qqd")  # step, activity, since
 _COLLECTIVE: Final = struct.Struct("<q64s")  # sequence number, name
 _PROGRESS: Final = struct.Struct("<qq")  # done, total
 _PATIENCE: Final = struct.Struct("<qd")  # whether the model is being evaluated, s that the next step may take
 _GAUGES: Final = struct.Struct("<dd")  # learning rate, share of communication that is hidden; NaN: not known
 _TRAFFIC: Final = struct.Struct("<24sqq")  # name, calls, bytes
+_ORIGIN: Final = struct.Struct("<dq")  # seconds since the epoch minus CLOCK_MONOTONIC, a step minus its `head`
 KINDS: Final = 8  # of calls that are counted, each under its name
 _HEAD_AT, _NOW_AT, _COLLECTIVE_AT, _PROGRESS_AT, _PATIENCE_AT, _GAUGES_AT, _TRAFFIC_AT = 16, 24, 48, 120, 136, 152, 168
-HEAD_WORD, NOW_WORD, FIRST_WORD, ROW_WORDS = _HEAD_AT // 8, _NOW_AT // 8, HEADER_SIZE // 8, STEP.size // 8
 _END: Final = _TRAFFIC_AT + KINDS * _TRAFFIC.size
-SIZE: Final = HEADER_SIZE + CAPACITY * STEP.size
+_ORIGIN_AT: Final = _END
+_BRIEFS_AT: Final = HEADER_SIZE + CAPACITY * STEP.size
+SIZE: Final = _BRIEFS_AT + CAPACITY * BRIEF.size
+HEAD_WORD, BRIEF_WORDS = _HEAD_AT // 8, BRIEF.size // 8
 
 
 class Traffic(NamedTuple):
@@ -121,7 +130,8 @@ class Writer:
 
     `now(step, activity, since)` says what the rank is doing, from `since` on; `step` = steps finished so far.
     `record(*step, activity)` appends the fields of a `StepRecord`; from its end on the rank is in `activity`. Who ends
-    a step in a µs does the same by itself in `words` and `times`, the whole box as 8-byte integers and floats.
+    a step in a µs writes a brief record by itself, see `brief_slots`, in `times`, the whole box as floats.
+    `offset(seconds)` says what makes epoch seconds of CLOCK_MONOTONIC, which brief records are in.
     """
 
     def __init__(self, buffer: Buffer) -> None:
@@ -129,10 +139,22 @@ class Writer:
         self._buffer = buffer
         # Several times a step: one call into C costs a fraction of a Python function.
         self.now: Callable[[int, int, float], None] = partial(_NOW.pack_into, buffer, _NOW_AT)
-        self.words, self.times = memoryview(buffer).cast("q"), memoryview(buffer).cast("d")
-        self.record = _recorder(self.words, self.times)
+        self.times = memoryview(buffer).cast("d")
+        self.record = _recorder(memoryview(buffer).cast("q"), self.times)
+        self.offset: Callable[[float], None] = partial(_FIELD.pack_into, buffer, _ORIGIN_AT)
         self.learning_rate: Callable[[float], None] = partial(_FIELD.pack_into, buffer, _GAUGES_AT)
         self.hidden: Callable[[float], None] = partial(_FIELD.pack_into, buffer, _GAUGES_AT + _FIELD.size)
+
+    def brief_slots(self, most: int) -> tuple[int, int, int]:
+        """Where the next brief records go: `head`, and the words from which and up to which, at most for `most` steps.
+
+        A brief record is end (CLOCK_MONOTONIC), data and samples, then the new `head` in `times[HEAD_WORD]`. The
+        activity stays what the last whole record said.
+        """
+        head = int(self.times[HEAD_WORD])
+        slot = head % CAPACITY
+        first = _BRIEFS_AT // 8 + slot * BRIEF_WORDS
+        return head, first, first + min(most, CAPACITY - slot) * BRIEF_WORDS
 
     def counter(self, name: str) -> Callable[[int, int], None]:
         """`count(calls, bytes)` adds to what was communicated by calls of this name; names without room share one."""
@@ -160,22 +182,29 @@ class Writer:
 
     def amend(self, field: str, value: float) -> None:
         """Replace a field, any but `step`, of the newest record; a reader that has it already keeps the old value."""
-        if head := _HEAD.unpack_from(self._buffer, _HEAD_AT)[0]:
-            slot = HEADER_SIZE + (head - 1) % CAPACITY * STEP.size
-            at = slot + StepRecord._fields.index(field) * _FIELD.size
-            _FIELD.pack_into(self._buffer, at, value)
+        head = int(self.times[HEAD_WORD])
+        if not head:
+            return
+        at = (head - 1) % CAPACITY
+        if self.times[_BRIEFS_AT // 8 + at * BRIEF_WORDS] and (block := read_steps(self._buffer, head - 1)[0]):
+            self._buffer[HEADER_SIZE + at * STEP.size : HEADER_SIZE + (at + 1) * STEP.size] = block
+            self.times[_BRIEFS_AT // 8 + at * BRIEF_WORDS] = 0.0
+        place = HEADER_SIZE + at * STEP.size + StepRecord._fields.index(field) * _FIELD.size
+        _FIELD.pack_into(self._buffer, place, value)
 
 
 def _recorder(words: memoryview[int], times: memoryview[float]) -> Callable[..., None]:
     """Stores through views and a closure: out of the caches, as it always is, a third of what `pack_into` costs."""
+    now, origin, first, first_brief = _NOW_AT // 8, _ORIGIN_AT // 8, HEADER_SIZE // 8, _BRIEFS_AT // 8
+    row = STEP.size // 8
 
     def record(
         step: int, end: float, duration: float, data: float, forward: float, backward: float, comm: float,
         optimizer: float, checkpoint: float, samples: float, tokens: float, loss: float,
         activity: int = Activity.RUNNING,
     ) -> None:  # fmt: skip
-        head = words[HEAD_WORD]
-        at = FIRST_WORD + head % CAPACITY * ROW_WORDS
+        head = int(times[HEAD_WORD])
+        at = first + head % CAPACITY * row
         words[at] = step
         times[at + 1] = end
         times[at + 2] = duration
@@ -188,10 +217,12 @@ def _recorder(words: memoryview[int], times: memoryview[float]) -> Callable[...,
         times[at + 9] = samples
         times[at + 10] = tokens
         times[at + 11] = loss
-        words[HEAD_WORD] = head + 1
-        words[NOW_WORD] = step
-        words[NOW_WORD + 1] = activity
-        times[NOW_WORD + 2] = end
+        times[first_brief + head % CAPACITY * BRIEF_WORDS] = 0.0
+        words[origin + 1] = step - head - 1
+        times[HEAD_WORD] = head + 1
+        words[now] = step
+        words[now + 1] = activity
+        times[now + 2] = end
 
     return record
 
@@ -215,13 +246,18 @@ def check_box(buffer: Buffer) -> None:
 
 def read_header(buffer: Buffer) -> Snapshot:
     """The rank's newest word on itself."""
+    head = _head(buffer)
     step, activity, since = _NOW.unpack_from(buffer, _NOW_AT)
+    offset, ahead = _ORIGIN.unpack_from(buffer, _ORIGIN_AT)
+    end = _brief_at(buffer, head - 1)[0]
+    if head and end and end + offset >= since:
+        step, since = head + ahead, end + offset
     seq, name = _COLLECTIVE.unpack_from(buffer, _COLLECTIVE_AT)
     done, total = _PROGRESS.unpack_from(buffer, _PROGRESS_AT)
     is_evaluating, expected = _PATIENCE.unpack_from(buffer, _PATIENCE_AT)
     _, hidden = _GAUGES.unpack_from(buffer, _GAUGES_AT)
     return Snapshot(
-        head=_HEAD.unpack_from(buffer, _HEAD_AT)[0],
+        head=head,
         step=step,
         activity=Activity(activity),
         since=since,
@@ -253,15 +289,30 @@ def fingerprint(buffer: Buffer) -> bytes:
 
 def read_steps(buffer: Buffer, cursor: int) -> tuple[bytes, int, int]:
     """Records from `cursor` (a `head` value) on: `(block, new cursor, steps overwritten before they were read)`."""
-    head = _HEAD.unpack_from(buffer, _HEAD_AT)[0]
+    head = _head(buffer)
     # The slot after the newest may be half written at this moment, so one less than the capacity is readable.
     first = max(cursor, head - CAPACITY + 1)
-    block = b"".join(
-        bytes(buffer[HEADER_SIZE + start * STEP.size : HEADER_SIZE + stop * STEP.size])
-        for start, stop in _spans(first, head)
-    )
-    overwritten = max(0, _HEAD.unpack_from(buffer, _HEAD_AT)[0] - CAPACITY + 1 - first)
-    return block[min(overwritten * STEP.size, len(block)) :], head, first - cursor + min(overwritten, head - first)
+    block, briefs = _copied(buffer, HEADER_SIZE, STEP, first, head), _copied(buffer, _BRIEFS_AT, BRIEF, first, head)
+    before = whole = first
+    if any(memoryview(briefs).cast("d")[::BRIEF_WORDS]):
+        before, whole, block = _made_whole(buffer, first, block, briefs)
+    oldest = _head(buffer) - CAPACITY + 1
+    if before < oldest:  # what the first brief ones follow has been overwritten meanwhile
+        whole = max(whole, oldest, _first_whole(first, briefs))
+    left = min(max(whole, oldest), head)
+    return block[(left - head) * STEP.size :] if left < head else b"", head, max(0, left - cursor)
+
+
+def _head(buffer: Buffer) -> int:
+    return int(_HEAD.unpack_from(buffer, _HEAD_AT)[0])
+
+
+def _copied(buffer: Buffer, at: int, layout: struct.Struct, first: int, head: int) -> bytes:
+    """Records `first` up to `head` of one of the rings."""
+    size = layout.size
+    return b"".join(
+        bytes(buffer[at + start * size : at + stop * size]) for start, stop in _spans(first, head)
+    )  # fmt: skip
 
 
 def _spans(first: int, head: int) -> list[tuple[int, int]]:
@@ -271,6 +322,64 @@ def _spans(first: int, head: int) -> list[tuple[int, int]]:
     start, count = first % CAPACITY, head - first
     wrapped = start + count - CAPACITY
     return [(start, start + count)] if wrapped <= 0 else [(start, CAPACITY), (0, wrapped)]
+
+
+# --- brief records ---
+
+
+def _brief_at(buffer: Buffer, number: int) -> tuple[float, float, float]:
+    end, data, samples = BRIEF.unpack_from(buffer, _BRIEFS_AT + number % CAPACITY * BRIEF.size)
+    return end, data, samples
+
+
+def _first_whole(first: int, briefs: bytes) -> int:
+    ends = [end for end, _, _ in BRIEF.iter_unpack(briefs)]
+    return first + (ends.index(0.0) if 0.0 in ends else len(ends))
+
+
+def _made_whole(buffer: Buffer, first: int, block: bytes, briefs: bytes) -> tuple[int, int, bytes]:
+    """`(oldest record looked at, first that could be made whole, the block with all from `first` on whole)`."""
+    before, like, step, end = _leading_up_to(buffer, first)
+    offset = _FIELD.unpack_from(buffer, _ORIGIN_AT)[0]
+    made, whole = bytearray(block), first
+    for index, (at, data, samples) in enumerate(BRIEF.iter_unpack(briefs)):
+        if not at:
+            like = StepRecord._make(STEP.unpack_from(block, index * STEP.size))
+            step, end = like.step, like.end
+        elif like is None:
+            whole = first + index + 1
+        else:
+            step, began, end = step + 1, end, at + offset
+            STEP.pack_into(made, index * STEP.size, *_divided(like, step, end, end - began, data, samples))
+    return before, whole, bytes(made)
+
+
+def _leading_up_to(buffer: Buffer, first: int) -> tuple[int, StepRecord | None, int, float]:
+    """`(its number, the last whole record before `first`, step and end of the record just before `first`)`."""
+    oldest = max(0, _head(buffer) - CAPACITY + 1)
+    number = first - 1
+    while number >= oldest and _brief_at(buffer, number)[0]:
+        number -= 1
+    if number < oldest:
+        return first, None, 0, 0.0
+    like = StepRecord._make(STEP.unpack_from(buffer, HEADER_SIZE + number % CAPACITY * STEP.size))
+    if number == first - 1:
+        return number, like, like.step, like.end
+    end = _brief_at(buffer, first - 1)[0] + _FIELD.unpack_from(buffer, _ORIGIN_AT)[0]
+    return number, like, like.step + first - 1 - number, end
+
+
+def _divided(
+    like: StepRecord, step: int, end: float, duration: float, data: float, samples: float
+) -> StepRecord:  # fmt: skip
+    """A step whose time besides the wait for data is divided as in `like`."""
+    left = like.duration - like.data - like.checkpoint
+    scale = (duration - data) / left if left > 0.0 else 0.0
+    forward, backward, comm, optimizer = like[4:8]
+    return StepRecord(
+        step, end, duration, data, forward * scale, backward * scale, comm * scale, optimizer * scale,
+        0.0, samples, 0.0, NO_LOSS,
+    )  # fmt: skip
 
 
 def iter_steps(block: bytes) -> Iterator[StepRecord]:

@@ -426,6 +426,50 @@ def test_what_few_short_steps_have_is_counted_too(watched: Watched, model: nn.Mo
     assert watched.samples() == SIZES * observe.EACH
 
 
+def test_what_is_skipped_or_uneven_among_short_steps_counts_as_it_is(watched: Watched, model: nn.Module) -> None:
+    """Batches whose size only a look tells, a batch that nothing is learnt from, and gradients that add up."""
+    optimizer = sgd(model)
+    sizes = [1 + number % 3 for number in range(3 * observe.EACH)]
+    uneven = DataLoader([torch.ones(size, 3) for size in sizes], batch_size=None)
+    expected, open_batches = [], 0
+    for number, x in enumerate(uneven):
+        if number % 7 == 3:
+            continue
+        model(x).sum().backward()
+        open_batches += len(x)
+        if number % 5 != 2:
+            optimizer.step()
+            expected.append(float(open_batches))
+            open_batches = 0
+    assert watched.samples() == expected
+
+
+def test_an_optimizer_within_another_counts_once_in_short_steps_too(watched: Watched, model: nn.Module) -> None:
+    class Outer(torch.optim.SGD):
+        def step(self, closure: Any = None) -> Any:
+            return super().step(closure)
+
+    optimizer = Outer(model.parameters(), lr=0.01)
+    for _ in range(2 * observe.EACH):
+        for x, _ in loader():
+            model(x).sum().backward()
+            optimizer.step()
+    assert watched.samples() == SIZES * 2 * observe.EACH
+
+
+def test_the_hook_before_a_step_comes_and_goes(watched: Watched, model: nn.Module) -> None:
+    from torch.optim.optimizer import _global_optimizer_pre_hooks as hooks
+
+    optimizer, seen = sgd(model), set()
+    for _ in range(observe.EACH):
+        for x, _ in loader():
+            model(x).sum().backward()
+            seen.add((watched.observer.is_whole, *(hook.__name__ for hook in hooks.values())))
+            optimizer.step()
+    assert {(True, "before"), (False, "pass_by")} <= seen
+    assert sum(record.optimizer > 0 for record in watched.records()) == 3 * observe.EACH
+
+
 def test_two_loaders_side_by_side_add_up(watched: Watched, model: nn.Module) -> None:
     optimizer = sgd(model)
     for (x, _), (y, _) in zip(loader(), loader(), strict=True):

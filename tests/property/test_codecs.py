@@ -164,6 +164,43 @@ def test_a_black_box_tells_every_step_once_or_counts_it_as_lost(turns: list[tupl
     assert len(seen) + lost == written and seen == sorted(set(seen))
 
 
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(0, CAPACITY), st.integers(0, 300), st.booleans()), max_size=6),
+    st.integers(0, 2**40),
+)
+def test_brief_records_come_back_whole(turns: list[tuple[int, int, bool]], origin: int) -> None:
+    """Some whole records, then some brief ones, by turns; the end of each step is its number in half seconds."""
+    buffer = bytearray(SIZE)
+    blackbox.format_box(buffer)
+    writer, step, cursor, lost, seen = Writer(buffer), 0, 0, 0, []
+    writer.offset(float(origin))
+    for plain, brief, is_read in [*turns, (1, 0, True)]:
+        for _ in range(plain or 1):
+            step += 1
+            writer.record(step, origin + step * 0.5, 0.5, 0.1, 0.1, 0.2, 0.05, 0.05, 0.0, 3.0, 1.0, 2.0)
+        for _ in range(brief):
+            step += 1
+            head, at, _ = writer.brief_slots(1)
+            writer.times[at], writer.times[at + 1], writer.times[at + 2] = step * 0.5, 0.3, 7.0
+            writer.times[blackbox.HEAD_WORD] = head + 1
+        assert read_header(buffer).step == read_header(buffer).head == step
+        assert read_header(buffer).since == origin + step * 0.5
+        if is_read:
+            block, cursor, overwritten = read_steps(buffer, cursor)
+            records = list(iter_steps(block))
+            assert [found.end for found in records] == [origin + found.step * 0.5 for found in records]
+            assert {found.samples for found in records} <= {3.0, 7.0}
+            for found in records:
+                assert found.duration == 0.5 and found.checkpoint == 0.0
+                share = (0.5 - found.data) / 0.4
+                parts = (0.1 * share, 0.2 * share, 0.05 * share, 0.05 * share)
+                assert found[4:8] == pytest.approx(parts)
+            seen += [found.step for found in records]
+            lost += overwritten
+    assert cursor == step and len(seen) + lost == step and seen == sorted(set(seen))
+
+
 @given(
     whole, st.sampled_from(Activity), real, st.integers(0, 2**40), text, st.integers(0, 2**40), st.integers(0, 2**40)
 )

@@ -237,3 +237,81 @@ def test_calls_are_counted_by_name_and_what_has_no_room_together() -> None:
     seen = {name: (calls, size) for name, calls, size in blackbox.read_header(box).traffic}
     assert len(seen) == blackbox.KINDS and seen["call1"] == (3, 15) and seen["others"] == (4, 40)
     assert blackbox.fingerprint(box) != before and blackbox.HEADER_SIZE >= blackbox._END
+
+
+# --- brief records ---
+
+
+def brief(writer: Writer, end: float, data: float = 0.0, samples: float = 0.0) -> None:
+    """As a rank ends a step of which nothing else is known."""
+    head, at, _ = writer.brief_slots(1)
+    writer.times[at + 1], writer.times[at + 2], writer.times[at] = data, samples, end
+    writer.times[blackbox.HEAD_WORD] = head + 1
+
+
+def test_a_brief_record_is_divided_as_the_last_whole_one(box: bytearray) -> None:
+    writer = Writer(box)
+    writer.offset(900.0)
+    writer.record(*step(7)._replace(duration=1.0, data=0.5, forward=0.1, backward=0.2, comm=0.1, optimizer=0.05))
+    brief(writer, 108.5, data=0.5, samples=16.0)
+    whole, made = blackbox.iter_steps(blackbox.read_steps(box, 0)[0])
+    assert made[:9] == pytest.approx((8, 1008.5, 1.5, 0.5, 0.2, 0.4, 0.2, 0.1, 0.0))
+    assert made.samples == 16.0 and made.tokens == 0.0 and math.isnan(made.loss)
+    assert next(iter(blackbox.iter_steps(blackbox.read_steps(box, 1)[0])))[:10] == made[:10]  # whole is not read again
+    seen = blackbox.read_header(box)
+    assert (seen.head, seen.step, seen.since) == (2, 8, 1008.5) and whole.step == 7
+
+
+def test_what_the_rank_says_after_a_brief_record_holds(box: bytearray) -> None:
+    writer = filled(box, 1)
+    brief(writer, 1001.0)
+    writer.now(1, Activity.CHECKPOINT, 1002.0)
+    seen = blackbox.read_header(box)
+    assert (seen.step, seen.activity, seen.since) == (1, Activity.CHECKPOINT, 1002.0)
+
+
+def test_brief_records_without_a_whole_one_before_them_count_as_lost(box: bytearray) -> None:
+    writer = filled(box, 3)
+    for number in range(3, 3 + RING + 2):
+        brief(writer, 1000.0 + number)
+    assert blackbox.read_steps(box, 3) == (b"", 3 + RING + 2, RING + 2)
+    writer.record(*step(50))
+    block, cursor, lost = blackbox.read_steps(box, 3)
+    assert (steps_in(block), cursor, lost) == ([50], 3 + RING + 3, RING + 2)
+
+
+def test_a_whole_record_takes_the_place_of_a_brief_one(box: bytearray) -> None:
+    writer = filled(box, 1)
+    brief(writer, 1001.0)
+    for number in range(2, RING + 2):
+        writer.record(*step(number))
+    assert steps_in(blackbox.read_steps(box, 3)[0]) == list(range(3, RING + 2))
+
+
+def test_a_brief_record_is_amended_by_making_it_whole(box: bytearray) -> None:
+    writer = filled(box, 1)
+    brief(writer, 1001.5, samples=8.0)
+    writer.amend("loss", 0.25)
+    writer.amend("tokens", 512.0)
+    record = next(iter(blackbox.iter_steps(blackbox.read_steps(box, 1)[0])))
+    assert (record.step, record.duration, record.samples, record.loss, record.tokens) == (1, 1.5, 8.0, 0.25, 512.0)
+
+
+@pytest.mark.parametrize(("head", "most", "count"), [(0, 5, 5), (RING - 2, 5, 2), (RING - 1, 5, 1), (RING, 99, RING)])
+def test_slots_end_where_the_ring_does(box: bytearray, head: int, most: int, count: int) -> None:
+    blackbox._HEAD.pack_into(box, blackbox._HEAD_AT, head)
+    found, first, end = Writer(box).brief_slots(most)
+    assert (found, (end - first) // blackbox.BRIEF_WORDS) == (head, count)
+
+
+@pytest.mark.parametrize("ahead", [1, 5, RING, 3 * RING])
+def test_brief_records_overwritten_while_they_are_read_are_left_out(ahead: int) -> None:
+    box = RacingBuffer(SIZE)
+    blackbox.format_box(box)
+    writer = filled(box, 20)
+    for number in range(20, 26):
+        brief(writer, 1000.0 + number)
+    box.ahead = ahead
+    block, cursor, lost = blackbox.read_steps(box, 22)
+    assert cursor == 26 and lost + len(steps_in(block)) == 4
+    assert steps_in(block) == list(range(22 + lost, 26))

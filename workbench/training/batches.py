@@ -1,4 +1,4 @@
-"""How many samples a batch holds: the first dimension of the first tensor in it. Pure; knows no torch."""
+"""How many samples a batch holds: the first dimension of the first tensor in it. Pure; imports no torch."""
 
 from __future__ import annotations
 
@@ -57,3 +57,17 @@ def _find(batch: Any, depth: int) -> Path | None:
         if path is not None:
             return (key, *path)
     return None
+
+
+def usual(iterator: Any, count: int) -> int:
+    """How many batches to come of a DataLoader's iterator are sure to be of `count` samples, and need no look."""
+    from torch.utils.data import BatchSampler, default_collate
+
+    try:
+        sampler = iterator._index_sampler
+        is_sure = type(sampler) is BatchSampler and sampler.batch_size == count
+        if not is_sure or iterator._collate_fn is not default_collate or iterator._dataset_kind != 0:
+            return 0
+        return len(sampler.sampler) // count - int(iterator._num_yielded)
+    except (AttributeError, TypeError, NotImplementedError):
+        return 0

@@ -17,7 +17,7 @@ The rules of counting:
 - **Detail**: while steps are shorter than `SHORT`, watching every part of each would cost more than 1 % of it. Then one
   step of `EACH` is watched whole; in the others steps, samples, data wait and calls of torch.distributed are still
   exact, and the rest is divided into forward, backward and optimizer as in the last whole one; the box does not name
-  these.
+  these. Of them those are **plain** in which nothing happens but one loader's batches, backwards and the clock's step.
 - **Collectives** are numbered over the default group only; point-to-point calls and those of subgroups have a name but
   no number (0), since ranks differ in them.
 - **Evaluation** is from the outermost `Module.eval()` to `train()` or the next step: only patience depends on it.
@@ -41,7 +41,7 @@ from time import monotonic
 from typing import Any, ClassVar, Final, TypeAlias
 
 from workbench.blackbox import NO_LOSS, Activity, Writer
-from workbench.training.batches import BatchSizes
+from workbench.training.batches import BatchSizes, usual
 from workbench.training.patching import Patches
 
 DATA, FORWARD, BACKWARD = int(Activity.DATA), int(Activity.FORWARD), int(Activity.BACKWARD)
@@ -49,7 +49,7 @@ COMM, OPTIMIZER, CHECKPOINT = int(Activity.COLLECTIVE), int(Activity.OPTIMIZER),
 NO_TIME: Final = [0.0] * 8  # by activity up to CHECKPOINT; from DATA on the order of a `StepRecord`
 NOTHING_SAID: Final[frozenset[str]] = frozenset()
 SHORT: Final = 0.003  # s
-EACH: Final = 128  # of short steps one in so many is watched whole
+EACH: Final = 256  # of short steps one in so many is watched whole
 NOBODY: Final = -1  # a thread that does not exist: every probe passes by
 SILENCE: Final = 5.0  # s without a step after which another thread's optimizer moves the watch there
 
@@ -58,13 +58,6 @@ Frame: TypeAlias = tuple[int, int, float, float]  # activity, the one before, st
 
 def nothing() -> None:
     """As a weak reference to what is gone."""
-
-
-class Mark:
-    """`stepped` is set by compiled code, which can store an attribute but not call a probe; None: nothing seen yet."""
-
-    def __init__(self) -> None:
-        self.stepped: bool | None = None
 
 
 class Observer:
@@ -76,17 +69,21 @@ class Observer:
 
     # Side by side in memory, what each step needs first: in a dict of so many every field would be two lines of cache.
     __slots__ = (  # noqa: RUF023
-        "is_whole", "is_plain", "is_stepping", "is_trained", "last_said", "activity", "thread", "pending",
-        "owner", "optimizer_frame", "began", "step", "spent", "waited", "sum", "samples", "shares", "base", "offset",
-        "box", "mark", "clock", "gap", "gap_sum", "after_data", "sizes", "exposed", "collectives", "collective",
-        "_counters", "patches", "others", "_paused", "said", "is_unusual", "_evaluating", "_expected", "__weakref__",
+        "stepped", "is_plain", "is_trained", "iterator", "usual", "drawn", "activity", "waited", "last_said",
+        "owner_id", "row", "step", "ahead", "until", "began", "samples", "batch",
+        "is_whole", "is_stepping", "is_nested", "thread", "pending", "owner", "optimizer_frame", "spent", "sum",
+        "shares", "base", "offset", "box", "clock", "gap", "gap_sum", "after_data", "sizes", "exposed",
+        "collectives", "collective", "_counters", "patches", "others", "_paused", "said", "said_at", "is_unusual",
+        "_evaluating", "_expected", "__weakref__",
     )  # fmt: skip
     current: ClassVar[Observer | None] = None  # of this process, while installed
 
     def __init__(self, box: Writer, offset: float, clock: Callable[[], float] = monotonic) -> None:
         self.box, self.offset, self.clock = box, offset, clock
+        box.offset(offset)
         self.thread = threading.get_ident()
-        self.mark = Mark()
+        # Set by compiled code, which can store an attribute but not call a probe. None: nothing seen yet.
+        self.stepped: bool | None = None
         self.step = 0
         self.base = self.activity = int(Activity.RUNNING)
         self.is_whole = True  # this step is watched in all its parts
@@ -100,11 +97,18 @@ class Observer:
         self.after_data = FORWARD  # what the rank does then; not known where DDP says so
         self.optimizer_frame: Frame | None = None
         self.is_stepping = False  # an optimizer has begun its step()
-        self.pending: dict[int, int] = {}  # batches not trained on yet: size by iterator
+        self.is_nested = False  # one has been seen that begins and ends within another's
+        self.iterator = 0  # of a loader: id of the one that gave the last batch, 0 once it has ended
+        self.drawn = 0  # samples of its batch, if not trained on yet
+        self.usual, self.batch = 0, 0  # so many batches to come are of this size for sure
+        self.pending: dict[int, int] = {}  # the same of other iterators, by id
         self.is_trained = False  # a backward has followed them
         self.samples = 0.0
+        self.row = self.until = self.ahead = 0  # where brief records go, up to where, and a step minus its `head`
         self.last_said: Set[str] | None = None  # fields reported of the newest record; None once the next step began
         self.owner: Callable[[], object] = nothing  # the clock, weakly
+        self.owner_id = 0  # which costs 2 µs less to ask for
+        self.said_at = -EACH  # the step of the last report
         self.sizes = BatchSizes()
         self.exposed = 0.0  # share of the backward in which DDP waits for its buckets
         self.collectives = 0
@@ -124,7 +128,7 @@ class Observer:
     def enter(self, activity: int) -> Frame | None:
         try:
             now = self.clock()
-            if self.mark.stepped is not False:
+            if self.stepped is not False:
                 self.attend(now)
             frame = (activity, self.activity, now, self.sum)
             self.activity = activity
@@ -178,13 +182,13 @@ class Observer:
         """What is rare at the start of a phase: the first one of all, a step that compiled code took."""
         if not self.began:
             self.began = now
-        if self.mark.stepped is True:
+        if self.stepped is True:
             self.finish(now)
-        self.mark.stepped = False
+        self.stepped = False
 
     def attend_late(self) -> None:
         """At the end of a cell or of all, where no phase will start."""
-        if self.thread != NOBODY and self.mark.stepped is True:
+        if self.thread != NOBODY and self.stepped is True:
             self.attend(self.clock())
 
     # --- steps ---
@@ -195,17 +199,31 @@ class Observer:
             count = self.others[id(optimizer)] = self.others.get(id(optimizer), 0) + 1
             if count < 2:
                 return False
-        self.owner = weakref.ref(optimizer)
+        self.owner, self.owner_id = weakref.ref(optimizer), id(optimizer)
         return True
+
+    def draw(self, iterator: object, count: int) -> None:
+        """A batch of `count` samples was given."""
+        key = id(iterator)
+        if key != self.iterator:
+            if self.drawn:
+                self.pending[self.iterator] = self.drawn
+                self.is_plain = False
+            self.pending.pop(key, None)
+            self.iterator = key
+        self.drawn = self.batch = count
+        self.usual = usual(iterator, count)
 
     def learn(self) -> None:
         """The batches so far count: a backward has followed them."""
         self.is_trained = False
+        self.samples += self.drawn
+        self.drawn = 0
         while self.pending:
             self.samples += self.pending.popitem()[1]
 
     def finish(self, now: float) -> None:
-        """Record the step that ends now. The clock's hook does the same by itself where the step is plain."""
+        """Record the step that ends now. The clock's hook does it by itself where the step is plain."""
         if self.is_trained:
             self.learn()
         self.others.clear()
@@ -233,11 +251,14 @@ class Observer:
             forward, backward, waited, optimizer = (share * left for share in self.shares)
             comm += waited
         self.is_whole = duration > SHORT or not step % EACH
-        self.is_plain = not self.is_whole
         self.box.record(
             step, now + self.offset, duration, data, forward, backward, comm, optimizer, checkpoint,
             samples, tokens, loss, self.base,
         )  # fmt: skip
+        self.is_plain = not self.is_whole and not self.is_nested and step - self.said_at > EACH
+        if self.is_plain:
+            head, self.row, self.until = self.box.brief_slots(EACH)
+            self.ahead = step - head
         self.spent = NO_TIME.copy()
         self.samples = self.waited = 0.0
         self.began = self.gap = now
@@ -254,7 +275,7 @@ class Observer:
     def go_on_from(self, step: int) -> None:
         """So many steps are behind the state that the program has been given back."""
         self.attend_late()
-        self.step = step
+        self.step, self.is_plain = step, False
         self.box.now(step, self.activity, self.clock() + self.offset)
 
     @property
@@ -278,6 +299,7 @@ class Observer:
         """`samples`, `tokens` or `loss` of the step just finished, if it has none yet and nothing of the next has
         begun; else of the step being taken, where samples and tokens of several reports add up.
         """
+        self.said_at = self.step
         if self.last_said is not None and field not in self.last_said:
             self.last_said = {*self.last_said, field}
             self.box.amend(field, value)
@@ -308,7 +330,8 @@ class Observer:
             self.began += now - self._paused
             self.gap += now - self._paused
         self.base = self.activity = int(activity)
-        self.owner, self.optimizer_frame = nothing, None  # a new cell's optimizer is the clock at once
+        # A new cell's optimizer is the clock at once.
+        self.owner, self.owner_id, self.optimizer_frame, self.is_plain = nothing, 0, None, False
         self.box.now(self.step, self.base, now + self.offset)
 
     # --- on and off ---
@@ -329,7 +352,7 @@ class Observer:
 
     def pass_by(self) -> None:
         """From now on see nothing."""
-        self.thread, self.owner = NOBODY, nothing
+        self.thread, self.owner, self.owner_id, self.is_plain = NOBODY, nothing, 0, False
 
     def uninstall(self) -> None:
         """Take every probe off."""

@@ -10,17 +10,15 @@ from types import FunctionType
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch.compiler import is_dynamo_compiling as tracing
 
-from workbench.blackbox import CAPACITY, FIRST_WORD, HEAD_WORD, NO_LOSS, NOW_WORD, ROW_WORDS
+from workbench.blackbox import BRIEF_WORDS, HEAD_WORD
 from workbench.training.batches import BatchSizes
 from workbench.training.communication import watch_communication
 from workbench.training.observe import (
     BACKWARD,
     CHECKPOINT,
     DATA,
-    EACH,
     FORWARD,
     NOTHING_SAID,
     OPTIMIZER,
@@ -42,28 +40,49 @@ def install(observer: Observer) -> None:
 
 
 def _watch_optimizers(observer: Observer) -> None:
-    from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+    from torch.optim import optimizer as module
 
-    for register, hook in (
-        (register_optimizer_step_pre_hook, _before_step(observer)),
-        (register_optimizer_step_post_hook, _after_step(observer)),
-    ):
-        skip_frame(hook, recursive=True)
-        observer.patches.on_undo(register(hook).remove)
+    before = module.register_optimizer_step_pre_hook(_before_step(observer))
+    observer.patches.on_undo(before.remove)
+    switch = _switch(observer, module._global_optimizer_pre_hooks, before.id)
+    observer.patches.on_undo(module.register_optimizer_step_post_hook(_after_step(observer, switch)).remove)
+
+
+def _switch(observer: Observer, hooks: dict[int, Function], key: int) -> Function:
+    """`switch()` has the hook before a step do nothing while steps are plain, for which it has nothing to do.
+
+    By exchanging it in torch's table, since to call it and to find that out would cost a µs more; nothing is taken out
+    or put in, as another thread may be going through the table.
+    """
+    before = hooks[key]
+
+    def pass_by(optimizer: Any, args: Any, kwargs: Any) -> None:
+        """Instead of the other."""
+
+    def switch() -> None:
+        if key in hooks:
+            hooks[key] = pass_by if observer.is_plain else before
+            observer.is_stepping = observer.is_plain
+
+    for function in (pass_by, switch):
+        skip_frame(function, recursive=True)
+    return switch
 
 
 def _before_step(observer: Observer) -> Function:
-    mark, clock, offset, say = observer.mark, observer.clock, observer.offset, observer.box.now
+    clock, offset, say = observer.clock, observer.offset, observer.box.now
 
     def before(optimizer: Any, args: Any, kwargs: Any) -> None:
         if tracing():
             return
+        if observer.is_stepping:
+            observer.is_nested = True
         observer.is_stepping = True
         if not observer.is_whole or (observer.thread != get_ident() and not observer.follow(optimizer)):
             return
         try:
             now = clock()
-            if mark.stepped is not False:
+            if observer.stepped is not False:
                 observer.attend(now)
             if observer.optimizer_frame is not None and observer.activity == OPTIMIZER:
                 return  # a subclass' or wrapper's step() calls this one: from the outer's start to the inner's end
@@ -73,17 +92,39 @@ def _before_step(observer: Observer) -> Function:
         except Exception as error:
             observer.fail(error)
 
+    skip_frame(before, recursive=True)
     return before
 
 
-def _after_step(observer: Observer) -> Function:
-    mark, clock, offset, pending = observer.mark, observer.clock, observer.offset, observer.pending
-    words, times, say = observer.box.words, observer.box.times, observer.box.now
+def _after_step(observer: Observer, switch: Function) -> Function:
+    clock, offset = observer.clock, observer.offset
+    times, say = observer.box.times, observer.box.now
 
     def after(optimizer: Any, args: Any, kwargs: Any) -> None:
         if tracing():
-            mark.stepped = True
+            observer.stepped = True
             return
+        if not observer.is_trained or not observer.is_plain or id(optimizer) != observer.owner_id:
+            seldom(optimizer)
+            return
+        # Nothing of this is in the caches by now: a call of a function of ours would cost a µs or two, a store that
+        # the step before did not need as well.
+        observer.is_trained = False
+        now, at = clock(), observer.row
+        times[at] = now
+        times[at + 1] = observer.waited
+        times[at + 2] = observer.samples + observer.drawn
+        observer.drawn, observer.waited, observer.samples = 0, 0.0, 0.0
+        observer.step = step = observer.step + 1
+        times[HEAD_WORD] = step - observer.ahead
+        observer.row = at = at + BRIEF_WORDS
+        observer.last_said = NOTHING_SAID
+        duration, observer.began = now - observer.began, now
+        if duration > SHORT or at >= observer.until:
+            observer.is_whole, observer.is_plain, observer.gap, observer.gap_sum = True, False, now, observer.sum
+            switch()
+
+    def seldom(optimizer: Any) -> None:
         if not observer.is_stepping:
             return  # the outer of two has ended, whose inner has been counted
         is_clock = observer.owner() is optimizer
@@ -91,40 +132,8 @@ def _after_step(observer: Observer) -> Function:
             return
         observer.is_stepping = False
         try:
-            now = clock()
-            if not is_clock or not observer.is_plain:
-                in_full(optimizer, now, is_clock=is_clock)
-                return
-            # As `finish` and `record` do: each call of a function of ours would cost 1 to 2 µs, half of all that this
-            # does, as nothing of it is in the caches by now.
-            if observer.is_trained:
-                observer.is_trained = False
-                while pending:
-                    observer.samples += pending.popitem()[1]
-            observer.step = step = observer.step + 1
-            duration, data = now - observer.began, observer.waited
-            left, (forward, backward, comm, own) = duration - data, observer.shares
-            head = words[HEAD_WORD]
-            at = FIRST_WORD + head % CAPACITY * ROW_WORDS
-            words[at] = step
-            times[at + 1] = times[NOW_WORD + 2] = now + offset
-            times[at + 2] = duration
-            times[at + 3] = data
-            times[at + 4] = forward * left
-            times[at + 5] = backward * left
-            times[at + 6] = comm * left
-            times[at + 7] = own * left
-            times[at + 8] = times[at + 10] = 0.0
-            times[at + 9] = observer.samples
-            times[at + 11] = NO_LOSS
-            words[HEAD_WORD] = head + 1
-            words[NOW_WORD] = step
-            words[NOW_WORD + 1] = observer.base
-            observer.waited = observer.samples = 0.0
-            observer.began = now
-            observer.last_said = NOTHING_SAID
-            if duration > SHORT or not step % EACH:
-                observer.is_whole, observer.is_plain, observer.gap, observer.gap_sum = True, False, now, observer.sum
+            in_full(optimizer, clock(), is_clock=is_clock)
+            switch()
         except Exception as error:
             observer.fail(error)
 
@@ -142,93 +151,123 @@ def _after_step(observer: Observer) -> Function:
             observer.gap, observer.gap_sum = now, observer.sum
             say(observer.step, observer.activity, now + offset)
 
+    skip_frame(after, recursive=True)
     return after
 
 
 def _watch_loaders(observer: Observer) -> None:
     from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-    training = torch.is_grad_enabled
-    mark, clock, offset, say = observer.mark, observer.clock, observer.offset, observer.box.now
-    size, pending = observer.sizes.size, observer.pending
+    training, clock, size = torch.is_grad_enabled, observer.clock, observer.sizes.size
+    seldom = _seldom_drawn(observer)
 
     def make(plain: Function) -> Function:
         def __next__(self: Any) -> Any:
-            if observer.thread != get_ident() or observer.activity == DATA:
-                return plain(self)
+            if id(self) != observer.iterator or not observer.is_plain or observer.stepped is not False:
+                return seldom(plain, self)
             if observer.is_trained:
                 observer.learn()
-            if mark.stepped is not False:
-                observer.attend(clock())
-            if observer.is_whole:
-                return whole(self)
             before, start = observer.activity, clock()
             observer.activity = DATA
             try:
                 batch = plain(self)
                 if training():
-                    # What `size` gives, without the call, of what most loaders give: a list that begins with a tensor.
-                    is_usual = type(batch) is list and batch and type(batch[0]) is Tensor
-                    shape = batch[0].shape if is_usual else None
-                    pending[id(self)] = shape[0] if shape else size(batch)
+                    observer.usual = left = observer.usual - 1
+                    observer.drawn = observer.batch if left >= 0 else size(batch)
                 return batch
-            except StopIteration:
-                pending.pop(id(self), None)
+            except BaseException:  # there is no more, first of all
+                observer.iterator = observer.drawn = 0
                 raise
             finally:
                 observer.waited += clock() - start
                 observer.activity = before
                 observer.last_said = None
 
-        def whole(self: Any) -> Any:
-            before, sum_before, start = observer.activity, observer.sum, clock()
-            observer.activity = DATA
-            say(observer.step, DATA, start + offset)
-            batch = None
-            try:
-                batch = plain(self)
-            finally:
-                try:
-                    now = clock()
-                    own = now - start - (observer.sum - sum_before)
-                    observer.spent[DATA] += own
-                    observer.gap_sum = observer.sum = observer.sum + own
-                    observer.gap = now
-                    observer.activity = after = before
-                    if batch is None:
-                        pending.pop(id(self), None)
-                    elif training():
-                        pending[id(self)] = size(batch)
-                        observer.last_said = None
-                        after = observer.after_data
-                    say(observer.step, after, now + offset)
-                except Exception as error:
-                    observer.fail(error)
-            return batch
-
         return __next__
 
     observer.patches.wrap((_BaseDataLoaderIter,), "__next__", make)
 
 
+def _seldom_drawn(observer: Observer) -> Function:
+    """The first batch of an iterator, and all in steps that are not plain."""
+    training, clock, size = torch.is_grad_enabled, observer.clock, observer.sizes.size
+    offset, say, pending = observer.offset, observer.box.now, observer.pending
+
+    def draw(plain: Function, iterator: Any) -> Any:
+        try:
+            batch = plain(iterator)
+        except BaseException:  # there is no more, first of all
+            pending.pop(id(iterator), None)
+            if observer.iterator == id(iterator):
+                observer.iterator = observer.drawn = 0
+            raise
+        if training():
+            observer.draw(iterator, size(batch))
+        return batch
+
+    def seldom(plain: Function, iterator: Any) -> Any:
+        if observer.thread != get_ident() or observer.activity == DATA:
+            return plain(iterator)
+        if observer.is_trained:
+            observer.learn()
+        if observer.stepped is not False:
+            observer.attend(clock())
+        if observer.is_whole:
+            return whole(plain, iterator)
+        before, start = observer.activity, clock()
+        observer.activity = DATA
+        try:
+            return draw(plain, iterator)
+        finally:
+            observer.waited += clock() - start
+            observer.activity = before
+            observer.last_said = None
+
+    def whole(plain: Function, iterator: Any) -> Any:
+        before, sum_before, start = observer.activity, observer.sum, clock()
+        observer.activity = DATA
+        say(observer.step, DATA, start + offset)
+        is_given = False
+        try:
+            batch = draw(plain, iterator)
+            is_given = True
+            return batch
+        finally:
+            try:
+                now = clock()
+                own = now - start - (observer.sum - sum_before)
+                observer.spent[DATA] += own
+                observer.gap_sum = observer.sum = observer.sum + own
+                observer.gap = now
+                observer.activity = after = before
+                if is_given and training():
+                    observer.last_said = None
+                    after = observer.after_data
+                say(observer.step, after, now + offset)
+            except Exception as error:
+                observer.fail(error)
+
+    return seldom
+
+
 def _watch_backward(observer: Observer) -> None:
     """The engine's own entry, which Dynamo never traces: `Tensor.backward` and `torch.autograd` stay as they are."""
-    mark, clock, offset, say = observer.mark, observer.clock, observer.offset, observer.box.now
+    clock, offset, say = observer.clock, observer.offset, observer.box.now
 
     def make(plain: Function) -> Function:
         def call(*args: Any, **kwargs: Any) -> Any:
-            observer.is_trained = (
-                True  # of another thread's too: to ask which one this is would cost as much as all here
-            )
+            observer.is_trained = True  # of another thread's too: to ask which one this is would cost as much as all
             observer.last_said = None
+            if observer.is_plain and observer.stepped is False:
+                return plain(*args, **kwargs)
             if not observer.is_whole:
-                if mark.stepped and observer.thread == get_ident():
+                if observer.stepped and observer.thread == get_ident():
                     observer.attend(clock())
                 return plain(*args, **kwargs)
             if observer.thread != get_ident() or observer.activity == BACKWARD:
                 return plain(*args, **kwargs)
             before, sum_before, start = observer.activity, observer.sum, clock()
-            if mark.stepped is not False:
+            if observer.stepped is not False:
                 observer.attend(start)
             forward = start - observer.gap - (sum_before - observer.gap_sum)
             if forward > 0.0:
@@ -264,10 +303,12 @@ def _watch_models(observer: Observer) -> None:
 
     def make(plain: Function) -> Function:
         def forward(self: Any, *inputs: Any, **kwargs: Any) -> Any:
-            if tracing() or observer.thread != get_ident() or observer.activity == FORWARD:
+            if tracing():
                 return plain(self, *inputs, **kwargs)
             if not observer.is_whole:
                 observer.last_said = None
+                return plain(self, *inputs, **kwargs)
+            if observer.thread != get_ident() or observer.activity == FORWARD:
                 return plain(self, *inputs, **kwargs)
             overlap.look(self)
             frame = observer.begin_forward()
