@@ -56,8 +56,7 @@ SILENCE: Final = 5.0  # s without a step after which another thread's optimizer 
 Frame: TypeAlias = tuple[int, int, float, float]  # activity, the one before, start, sum of all phases at the start
 
 
-def nothing() -> None:
-    """As a weak reference to what is gone."""
+def nothing() -> None: ...  # as a weak reference to what is gone
 
 
 class Observer:
@@ -306,9 +305,6 @@ class Observer:
             return
         self.is_plain = False
         self.said[field] = value if field == "loss" else self.said.get(field, 0.0) + value
-
-    def progress(self, done: int, total: int) -> None:
-        self.box.progress(done, total)
 
     def allow(self, *, evaluating: int | None = None, expected: float | None = None) -> None:
         """Say, until the next step ends, that the model is evaluated, or how many seconds that step may take."""

@@ -189,7 +189,7 @@ class Run:
     def progress(self, done: int, total: int) -> None:
         """Say how far the run is, in any unit; `total` 0 means unknown."""
         if self._observer is not None:
-            self._observer.progress(done, total)
+            self._observer.box.progress(done, total)
 
     def expect(self, seconds: float) -> Expectation:
         """Say that the next step may take `seconds`, so that the job is not held for hung meanwhile.
