@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -16,6 +17,7 @@ import pytest
 import torch
 
 from tests.waiting import until
+from workbench.errors import JobError
 from workbench.events import FailureDetected, FaultHappened, PoolLost, RunResumed, StepsBegan
 from workbench.policy.comeback import MOST
 from workbench.pool.local import Mark, find_pool, pool_dir, read_marks
@@ -103,10 +105,13 @@ def processes_of(pid: int) -> list[psutil.Process]:
     return [process, *process.children(recursive=True)]
 
 
-def test_a_job_goes_on_by_itself_and_ends_as_if_nothing_had_happened(session: Session, tmp_path: Path) -> None:
-    whole, broken = tmp_path / "whole", tmp_path / "broken"
+def test_a_job_goes_on_by_itself_and_ends_as_if_nothing_had_happened(
+    session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, broken, notes = tmp_path / "whole", tmp_path / "broken", tmp_path / "notes"
     assert launch(session, whole, STEPS).wait(60) is JobPhase.SUCCEEDED
-    job = launch(session, broken, STEPS, max_restarts=1)
+    monkeypatch.setenv("DTRAIN_NOTIFY", f"cat >> {notes}")  # which only the old scheduler was told
+    job = launch(session, broken, STEPS, max_restarts=1, snapshot_every=1)
     await_steps(job)
     kill_scheduler()
     killed = time.time()
@@ -125,8 +130,10 @@ def test_a_job_goes_on_by_itself_and_ends_as_if_nothing_had_happened(session: Se
         assert all(torch.equal(one[name], other[name]) for name in one)
     first, second = job.timeline.attempts
     assert first.cause is not None and "scheduler died" in first.cause.reason
-    assert first.lost_steps is not None and first.lost_steps <= 5
+    assert first.lost_steps is not None and first.lost_steps <= 1, "a copy each step"
     assert second.decision.startswith("restart 1")
+    until(lambda: len(notes.read_text().splitlines()) == 3, "notes")
+    assert [json.loads(line)["what"] for line in notes.read_text().splitlines()] == ["failure", "recovery", "end"]
 
 
 def test_who_holds_a_session_or_follows_a_job_sees_it_go_on(session: Session, tmp_path: Path) -> None:
@@ -175,6 +182,17 @@ def test_what_waited_waits_on_with_its_environment_and_what_may_not_restart_ends
     assert session.launch(source="print(1)", nproc_per_node=2).wait(30) is JobPhase.SUCCEEDED
     job.resume()
     await_generation(job, 1)
+
+
+def test_a_cell_ends_with_the_ranks_that_held_its_state(session: Session) -> None:
+    job = session.launch(interactive=True, nproc_per_node=2)
+    until(lambda: job.phase is JobPhase.HEALTHY, "ranks")
+    run = job.execute("import time; print('in it', flush=True); time.sleep(60)")
+    next(iter(run))
+    kill_scheduler()
+    with pytest.raises(JobError, match="the pool's scheduler died"):
+        run.answers_or_raise()
+    assert job.phase is JobPhase.FAILED
 
 
 def test_a_stop_while_it_comes_back_wins_and_leaves_nothing(session: Session, tmp_path: Path) -> None:
