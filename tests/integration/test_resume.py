@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from tests.waiting import until
 from workbench.errors import CheckpointNotFoundError, NotEnoughSlotsError, UsageError
+from workbench.events import ResumeRequested
 from workbench.session import Job, Session, stop_pool
 from workbench.state import JobPhase
 
@@ -97,7 +100,12 @@ def test_a_job_of_a_stopped_pool_goes_on_in_the_next(home: Path, tmp_path: Path)
             stop_pool("first")
             again = second.attach(job.job_id)
             until(lambda: again.phase is JobPhase.STOPPED, "word of its end")
-            again.resume()
+            cursor = again.follow(timeout=0.0).cursor
+            with ThreadPoolExecutor(1) as follower:  # a page that is open: the record is opened anew under it
+                news = follower.submit(again.follow, cursor, 20.0)
+                time.sleep(0.2)
+                again.resume()
+                assert any(isinstance(event, ResumeRequested) for event in news.result(30).events)
             until(lambda: is_up(again, 1, 1), "second generation")
             end.touch()
             assert again.wait(30) is JobPhase.SUCCEEDED

@@ -15,7 +15,7 @@ import pytest
 
 from workbench.events import RankStarted
 from workbench.pool import scheduler as module
-from workbench.pool.messages import PROTOCOL, Hello, Message, encode
+from workbench.pool.messages import PROTOCOL, Fault, Hello, Message, decode, encode
 from workbench.pool.scheduler import RunnerPlugin, SchedulerLink
 
 FAR, NEAR = "tcp://10.0.0.2:1", "tcp://10.0.0.1:2"
@@ -150,5 +150,24 @@ def test_a_closed_connection_is_a_loss_once() -> None:
         pool.plugin.remove_worker(pool.dask, FAR)  # type: ignore[arg-type]
         pool.plugin.remove_worker(pool.dask, FAR)  # type: ignore[arg-type]
         assert pool.story.told == [("joined", FAR, 0), ("lost", FAR, "its connection closed")]
+
+    with_pool(act)
+
+
+def test_what_is_asked_of_a_pool_that_is_being_stopped_is_not_answered_with_what_failed_of_that() -> None:
+    async def act(pool: Pool) -> None:
+        async def wait(name: str, body: bytes) -> bytes:
+            await asyncio.sleep(0)
+            raise ValueError("the record is closed")
+
+        pool.story.request = wait  # type: ignore[method-assign]
+        ask = pool.dask.handlers["dtrain"]
+        answer = await ask(request="follow", body=b"")
+        assert decode(answer["body"], Fault).kind == "ValueError"
+        waiting = asyncio.ensure_future(ask(request="follow", body=b""))
+        await asyncio.sleep(0)
+        await pool.plugin.close()
+        for answer in (await waiting, await ask(request="follow", body=b"")):
+            assert decode(answer["body"], Fault).kind == "PoolLostError"
 
     with_pool(act)

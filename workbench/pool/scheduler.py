@@ -16,7 +16,7 @@ from distributed.comm import get_address_host
 from distributed.diagnostics.plugin import SchedulerPlugin
 
 from workbench.commands import AgentCommand
-from workbench.errors import PoolError
+from workbench.errors import PoolError, PoolLostError
 from workbench.policy.comeback import Comeback
 from workbench.pool.clocks import HostClock, by_our_clock
 from workbench.pool.lease import LEASE, LOOK_EVERY, LOST_AFTER, UNHEARD, Silence
@@ -174,12 +174,15 @@ class RunnerPlugin(SchedulerPlugin):  # type: ignore[misc]
         self._service.received(worker, batch)
 
     async def _on_request(self, request: str, body: bytes) -> dict[str, Any]:
-        assert self._service is not None
-        try:
-            return {"ok": True, "body": await self._service.request(request, body)}
-        except Exception as error:  # the client raises it again
-            logger.debug("request %s failed", request, exc_info=True)
-            return {"ok": False, "body": encode(to_fault(error))}
+        fault: Exception = PoolLostError("the pool has been stopped", hint="start it again with: %dtrain up")
+        if (service := self._service) is not None:
+            try:
+                return {"ok": True, "body": await service.request(request, body)}
+            except Exception as error:  # the client raises it again
+                logger.debug("request %s failed", request, exc_info=True)
+                if self._service is not None:  # else it failed of that: its records are closed
+                    fault = error
+        return {"ok": False, "body": encode(to_fault(fault))}
 
 
 def _log_failure(task: asyncio.Task[Any]) -> None:

@@ -124,9 +124,9 @@ class Desk:
         return self._runner.index.ids(prefix=request.prefix, limit=request.limit)
 
     async def _follow(self, request: rq.Follow) -> Update:
-        job = self._runner.job(request.job_id)
         deadline = asyncio.get_running_loop().time() + request.timeout
         while True:
+            job = self._runner.job(request.job_id)  # again: it may have come into memory anew, since it is resumed
             update = job.update(request.cursor, self._runner.link.now())
             left = deadline - asyncio.get_running_loop().time()
             if update.cursor != request.cursor or left <= 0:
