@@ -130,6 +130,7 @@ def _bring_back(directory: Path, lock: int) -> Mark | None:
         dead = read_marks(directory).get("scheduler")
         if dead is None or dead.is_closing or not dead.argv or running(directory, "worker") is None:
             return None
+        _reap(dead.pid)
         deaths = died_again(dead.deaths, time.time())
         put_mark(directory, msgspec.structs.replace(dead, deaths=deaths))  # first: a start that fails counts as well
         scheduler = spawn(dead.argv, directory / "scheduler.log", lock)
