@@ -49,10 +49,10 @@ def chromium() -> str | None:
 
 
 class Lab:
-    """One JupyterLab with directories of its own; `url` has no token, `token` is its login."""
+    """One JupyterLab, or Notebook 7, with directories of its own; `url` has no token, `token` is its login."""
 
-    def __init__(self, root: Path, base_url: str = "/") -> None:
-        self.root, self.base_url = root, base_url
+    def __init__(self, root: Path, base_url: str = "/", *, is_notebook: bool = False) -> None:
+        self.root, self.base_url, self.is_notebook = root, base_url, is_notebook
         self.work = root / "work"
         self.work.mkdir(parents=True)
         self.token = secrets.token_hex(8)
@@ -78,11 +78,15 @@ class Lab:
             "IPYTHONDIR": str(self.root / "ipython"),
             "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",
         }
+        app = [
+            "-m", "jupyterlab", "--LabApp.extension_manager=readonly", "--LabApp.expose_app_in_browser=True",
+            "--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate",
+        ]  # fmt: skip
         argv = [
-            sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root", f"--ServerApp.root_dir={self.work}",
-            f"--ServerApp.port={self.port}", "--ServerApp.port_retries=0", f"--IdentityProvider.token={self.token}",
-            f"--ServerApp.base_url={self.base_url}", "--ServerApp.ip=127.0.0.1", "--LabApp.extension_manager=readonly",
-            "--LabApp.expose_app_in_browser=True", "--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate",
+            sys.executable, *(["-m", "notebook", "--expose-app-in-browser"] if self.is_notebook else app),
+            "--no-browser", "--allow-root", f"--ServerApp.root_dir={self.work}", f"--ServerApp.port={self.port}",
+            "--ServerApp.port_retries=0", f"--IdentityProvider.token={self.token}",
+            f"--ServerApp.base_url={self.base_url}", "--ServerApp.ip=127.0.0.1",
         ]  # fmt: skip
         with self.log.open("wb") as log:
             process = subprocess.Popen(argv, env=env, stdout=log, stderr=log, start_new_session=True, cwd=self.work)
@@ -168,6 +172,8 @@ class Tab:
     def open(self, notebook: Path) -> None:
         """Show a notebook in a workspace of its own and wait for its kernel."""
         where = f"lab/workspaces/{notebook.stem}/tree/{quote(notebook.name)}?reset"
+        if self.lab.is_notebook:
+            where = f"notebooks/{quote(notebook.name)}"
         self.page.goto(f"{self.lab.url}{where}")
         self._await_notebook()
         self._await_kernel("idle")
@@ -308,8 +314,8 @@ class LiveView:
 
 
 @contextlib.contextmanager
-def running_lab(root: Path, base_url: str = "/") -> Iterator[Lab]:
-    lab = Lab(root, base_url)
+def running_lab(root: Path, base_url: str = "/", *, is_notebook: bool = False) -> Iterator[Lab]:
+    lab = Lab(root, base_url, is_notebook=is_notebook)
     try:
         yield lab
     finally:

@@ -9,7 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from lab import LiveView, Tab, wait_for
+from lab import LiveView, Tab, running_lab, wait_for
+from playwright.sync_api import Browser
 
 from workbench.session import Job, Session
 from workbench.state import JobPhase
@@ -105,6 +106,31 @@ def test_it_goes_on_after_a_kernel_restart(tab: Tab, launch: Launch) -> None:
     tab.restart_kernel()
     assert view.is_live()
     assert_moves(view)
+
+
+def test_it_is_the_same_in_notebook_7(
+    browser: Browser, home: Path, launch: Launch, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    job = launch("steady.py", 60)
+    with running_lab(tmp_path_factory.mktemp("notebook"), is_notebook=True) as server:
+        tab = Tab(browser, server)
+        tab.expected = ("reading 'schema'",)  # of Notebook itself, in an empty one too
+        try:
+            view = show(tab, job, "seven", SLEEP.format(seconds=30))
+            tab.run_cell(1)
+            wait_for(tab.is_busy, "the kernel is busy")
+            assert_moves(view)
+            tab.shot("notebook-7-light")
+            tab.theme("JupyterLab Dark")
+            wait_for(lambda: view.frame.evaluate("() => document.documentElement.dataset.theme") == "dark", "dark", 5)
+            tab.shot("notebook-7-dark")
+            tab.save()
+            wait_for(lambda: json.loads((server.work / "seven.ipynb").read_text())["cells"][0]["outputs"], "saved")
+            tab.reload()
+            assert_moves(tab.live(10))
+            assert not tab.unexpected() and not tab.foreign
+        finally:
+            tab.close()
 
 
 def test_it_works_under_a_base_url(tab_of_ana: Tab, launch: Launch) -> None:
