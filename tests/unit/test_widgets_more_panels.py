@@ -115,6 +115,20 @@ def test_the_scale_has_one_unit_and_begins_where_times_do(least: float, most: fl
     assert re.findall(r"<span>([^<]+)</span>", head) == [told[0], f"{told[1]} and more"]
 
 
+def test_it_says_what_to_look_at_where_all_wait_for_one() -> None:
+    waiting = tuple(
+        replace(b, comm=b.duration * (0.1 if b.rank == 1 else 0.5)) for b in history()
+    )  # fmt: skip
+    panel, view = heatmap(), view_of(update(buckets=waiting))
+    panel.update(view, panels_of(update(buckets=waiting)).heat)
+    assert "own work tells which" in panel._head.markup
+    panel._chosen("metric", "1")
+    assert "own work tells which" not in panel._head.markup
+    calm = heatmap()
+    calm.update(view_of(update()), panels_of(update()).heat)
+    assert "own work tells which" not in calm._head.markup
+
+
 def test_a_place_is_pressed_and_what_is_coloured_is_chosen() -> None:
     points: list[tuple[int, float]] = []
     panel = heatmap(points)

@@ -31,6 +31,8 @@ NOUGHT: Final = 0.01  # a lower bound that is less of the upper one is 0: the co
 SHORTEST: Final = 1e-3  # ms that a scale reaches
 NOISE: Final = 1.2  # what is no more than so many times the least is not to look like much
 IN_TABLE: Final = 10  # rows
+STEP_TIME, OWN_WORK = METRICS.index("step time"), METRICS.index("own work")
+ALIKE: Final = "Ranks wait for the slowest, so that their steps take alike; own work tells which one that is."
 _STOPS: Final = ",".join(Cividis256[k] for k in range(0, 256, 51))
 
 
@@ -94,7 +96,8 @@ class Heatmap:
         heat = self._heat
         image = image_of(heat, self._metric) * 1000
         low, high = scale_of(image)
-        self._head.markup = head_html(heat, self._metric, low, high, is_over=self._is_over)
+        hint = ALIKE if self._metric == STEP_TIME and hides_the_slow(heat) else ""
+        self._head.markup = head_html(heat, self._metric, low, high, hint=hint, is_over=self._is_over)
         self.figure.visible = bool(heat.columns)
         if not heat.columns:
             return
@@ -156,7 +159,24 @@ def _step(value: float) -> float:
     return float(10.0 ** math.floor(math.log10(value)) / 5)
 
 
-def head_html(heat: HeatView, metric: int, low: float, high: float, *, is_over: bool = False) -> str:
+def hides_the_slow(heat: HeatView) -> bool:
+    """Whether all ranks take as long as the slowest, as those do that wait for it, while their own work differs."""
+    if not heat.columns:
+        return False
+    step, own = (_spread(image_of(heat, metric)) for metric in (STEP_TIME, OWN_WORK))
+    return step < NOISE <= own
+
+
+def _spread(image: Any) -> float:
+    """The slowest row over the median one, by what most of a row's time is like; 1: there is too little."""
+    rows = [float(np.median(row[np.isfinite(row)])) for row in image if np.isfinite(row).any()]
+    middle = float(np.median(rows)) if rows else 0.0
+    return max(rows) / middle if middle > 0.0 else 1.0
+
+
+def head_html(
+    heat: HeatView, metric: int, low: float, high: float, *, hint: str = "", is_over: bool = False
+) -> str:  # fmt: skip
     options = "".join(
         f'<option value="{k}"{" selected" if k == metric else ""}>{name}</option>' for k, name in enumerate(METRICS)
     )
@@ -171,7 +191,8 @@ def head_html(heat: HeatView, metric: int, low: float, high: float, *, is_over: 
         f"<span>{esc(last)} and more</span></span>"
     )
     title = f"{plural(heat.ranks, 'rank')} over time since the start, a column {span(heat.width)}{folded}"
-    return f'<div class="charthead"><h2>{esc(title)}</h2><div class="tools">{tools}{scale}</div></div>'
+    told = f'<p class="muted small">{esc(hint)}</p>' if hint else ""
+    return f'<div class="charthead"><h2>{esc(title)}</h2><div class="tools">{tools}{scale}</div>{told}</div>'
 
 
 def as_table_html(heat: HeatView, image: Any) -> str:
