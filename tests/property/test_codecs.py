@@ -108,6 +108,7 @@ SPECIFIC[tuple[Placement, ...]] = st.lists(
 SPECIFIC[tuple[Failure, ...]] = st.lists(SPECIFIC[Failure], max_size=3).map(tuple)
 PLAIN: dict[Any, st.SearchStrategy[Any]] = {
     str: text, float: real, int: whole, bool: st.booleans(), int | None: st.none() | whole,
+    float | None: st.none() | real,
 }  # fmt: skip
 
 
