@@ -28,7 +28,7 @@ class Talking:
 
     def __init__(self, scenes: Any) -> None:
         self._scenes, self._count, self._begun = scenes, 0, time.monotonic()
-        self.job_id = "scene"
+        self.job_id, self.is_saved = "scene", False
 
     def follow(self, cursor: Any, timeout: float) -> Any:
         from workbench.feed import Cursor
@@ -120,6 +120,7 @@ def _stay(browser: Any, url: str, server: Any) -> list[Row]:
         looks.append(look())
     page.close()
     _, early, middle, _, last = looks
+    assert last["frames"] - middle["frames"] > SECONDS * HERTZ / 20, "the page has heard next to nothing"
     minutes = (last["at"] - middle["at"]) / HALF_HOUR
 
     def each(name: str, one: dict[str, float], two: dict[str, float]) -> float:

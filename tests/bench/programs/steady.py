@@ -15,7 +15,7 @@ def main() -> None:
     torch.set_num_threads(1)
     data = torch.utils.data.TensorDataset(torch.randn(4096, 128), torch.randint(0, 10, (4096,)))
     loader = torch.utils.data.DataLoader(data, batch_size=64)
-    model = torch.nn.Sequential(torch.nn.Linear(128, 384), torch.nn.ReLU(), torch.nn.Linear(384, 10))
+    model = torch.nn.Sequential(torch.nn.Linear(128, 1152), torch.nn.ReLU(), torch.nn.Linear(1152, 10))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     loss_function = torch.nn.CrossEntropyLoss()
     seconds, steps, start = float(sys.argv[2]), 0, 0.0
