@@ -34,6 +34,7 @@ def install(observer: Observer) -> None:
         for method in vars(owner).values():
             if isinstance(method, FunctionType):
                 skip_frame(method, recursive=True)
+    skip_frame(_spend, recursive=True)
     watches = (_watch_optimizers, _watch_loaders, _watch_backward, _watch_models, _watch_modes, _watch_save)
     for watch in (*watches, watch_communication):
         watch(observer)
@@ -235,10 +236,7 @@ def _seldom_drawn(observer: Observer) -> Function:
         finally:
             try:
                 now = clock()
-                own = now - start - (observer.sum - sum_before)
-                observer.spent[DATA] += own
-                observer.gap_sum = observer.sum = observer.sum + own
-                observer.gap = now
+                _spend(observer, DATA, start, sum_before, now)
                 observer.activity = after = before
                 if is_given and training():
                     observer.last_said = None
@@ -247,7 +245,17 @@ def _seldom_drawn(observer: Observer) -> Function:
             except Exception as error:
                 observer.fail(error)
 
+    for function in (draw, seldom, whole):
+        skip_frame(function)
     return seldom
+
+
+def _spend(observer: Observer, phase: int, start: float, sum_before: float, now: float) -> None:
+    """A phase has ended, less what lay inside it; from here on it may be forward."""
+    own = now - start - (observer.sum - sum_before)
+    observer.spent[phase] += own
+    observer.gap_sum = observer.sum = observer.sum + own
+    observer.gap = now
 
 
 def _watch_backward(observer: Observer) -> None:
@@ -279,10 +287,7 @@ def _watch_backward(observer: Observer) -> None:
             finally:
                 try:
                     now = clock()
-                    own = now - start - (observer.sum - sum_before)
-                    observer.spent[BACKWARD] += own
-                    observer.gap_sum = observer.sum = observer.sum + own
-                    observer.gap = now
+                    _spend(observer, BACKWARD, start, sum_before, now)
                     observer.activity = before
                     say(observer.step, before, now + offset)
                 except Exception as error:
