@@ -1,14 +1,26 @@
-"""How long until a waiting client is told that a rank died, with rank, cause and log path, and in how many bytes."""
+"""How long until a waiting client is told that a rank died, with rank, cause and log path, and in how many bytes.
+
+And how far the timeline is from who did the fault, and from what the ranks themselves noted of their first step after.
+"""
 
 from __future__ import annotations
 
 import os
 import statistics
+import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent))
+from bench_recovery import PROGRAM, await_generation
 
 ROUNDS = int(os.environ.get("BENCH_ROUNDS", "10"))
+FAULTS = (
+    "kill", "segfault", "exit", "exception", "abort", "stop", "hang", "gil", "skip", "loader", "kill-zygote",
+)  # fmt: skip
 WAITING = """
 import os, time, torch, torch.distributed as dist
 dist.init_process_group("gloo")
@@ -53,6 +65,7 @@ def main() -> list[tuple[str, str, str]]:
                 error = job.exception(30)
                 raised.append(time.time() - float(Path(stamp).read_text()))
                 assert "rank 1 raised ValueError: bad batch" in str(error)
+            happened, back = zip(*[_apart(session, Path(folder), fault) for fault in FAULTS], strict=True)
         finally:
             session.close()
             stop_pool()
@@ -60,10 +73,29 @@ def main() -> list[tuple[str, str, str]]:
         ("SIGKILL of a rank → told, median / worst", _figures(killed), "≤ 0.5 s"),
         ("exception in a rank → told, median / worst", _figures(raised), "≤ 0.5 s"),
         ("what is told, largest", f"{max(sizes)} bytes", "< 2 kB"),
+        (f"timeline − who injected, {len(FAULTS)} faults, median / worst", _figures(happened), "≤ 0.1 s"),
+        ("timeline − ranks' own notes of being back, median / worst", _figures(back), "≤ 0.1 s"),
     ]
 
 
-def _figures(seconds: list[float]) -> str:
+def _apart(session: Any, home: Path, fault: str) -> tuple[float, float]:
+    """Seconds by which the timeline tells the fault, and the recovery, at another time than who saw them."""
+    folder = home / fault
+    folder.mkdir()
+    job = session.launch(PROGRAM, args=[folder, 10_000, 0.005], nproc_per_node=2, max_restarts=1)
+    assert await_generation(folder, 0, 40, 60.0) is not None, job.reason
+    asked = time.time()
+    job.inject(fault, 1)
+    noted = await_generation(folder, 1, 3, 60.0)
+    assert noted is not None, f"{fault}: {job.reason}"
+    while (attempt := job.timeline.attempts[0]).recovered_at is None:
+        time.sleep(0.02)
+    job.cancel(force=True)
+    job.exception(20)
+    return abs(attempt.fault_at - asked), abs(attempt.recovered_at - noted)
+
+
+def _figures(seconds: Sequence[float]) -> str:
     return f"{statistics.median(seconds):.3f} / {max(seconds):.3f} s"
 
 
