@@ -19,7 +19,7 @@ import pytest
 from tests.chaos.savers import program, save_for_ever
 from tests.integration.training_ranks import context, end_forkserver, store_port
 from workbench.events import CheckpointFailed, CheckpointSaved
-from workbench.session import Session, stop_pool
+from workbench.session import Session
 from workbench.state import JobPhase
 from workbench.training import catalogue, manifest
 from workbench.training.checkpoint import Checkpointer
@@ -169,15 +169,6 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         pytest.skip("only root may mount a small disk")
     yield folder
     subprocess.run(["umount", "-l", str(folder)], check=True)
-
-
-@pytest.fixture
-def session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Session]:
-    monkeypatch.setenv("DTRAIN_HOME", str(tmp_path / "home"))
-    session = Session(slots=2, timeout=60)
-    yield session
-    session.close()
-    stop_pool()
 
 
 def fill(filler: Any, disk: Path) -> None:

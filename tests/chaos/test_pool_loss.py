@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -28,16 +27,6 @@ while True:
     optimizer.step()
     time.sleep(0.01)
 """
-
-
-@pytest.fixture
-def session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Session]:
-    """A pool of 2 slots in a home of its own."""
-    monkeypatch.setenv("DTRAIN_HOME", str(tmp_path / "home"))
-    session = Session(slots=2, timeout=60)
-    yield session
-    session.close()
-    stop_pool()
 
 
 def _launch(session: Session) -> tuple[Job, list[int]]:

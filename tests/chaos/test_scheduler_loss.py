@@ -9,7 +9,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -56,15 +55,6 @@ dist.barrier()
 dist.destroy_process_group()
 """
 ENDLESS = 10**9
-
-
-@pytest.fixture
-def session(dtrain_home: Path) -> Iterator[Session]:
-    """A pool of 2 slots in a home of its own."""
-    session = Session(slots=2, timeout=60)
-    yield session
-    session.close()
-    stop_pool()
 
 
 def launch(session: Session, folder: Path, steps: int = ENDLESS, **options: object) -> Job:

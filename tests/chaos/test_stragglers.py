@@ -2,28 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
-import pytest
-
 import tests.waiting
 from workbench.events import StallDetected, StragglerDetected, StragglerGone
-from workbench.session import Session, stop_pool
+from workbench.session import Session
 from workbench.state import JobPhase
 
 until = partial(tests.waiting.until, timeout=60.0, every=0.05)
 
 PROGRAM = Path(__file__).parent / "programs" / "straggler.py"
-
-
-@pytest.fixture
-def session(dtrain_home: Path) -> Iterator[Session]:
-    session = Session(slots=2, timeout=60)
-    yield session
-    session.close()
-    stop_pool()
 
 
 def test_a_slow_rank_is_named_and_taken_back(session: Session, tmp_path: Path) -> None:
