@@ -382,6 +382,19 @@ def test_a_probe_that_fails_switches_all_off_and_training_goes_on(
     assert capsys.readouterr().err == "dtrain: this rank is no longer watched: OSError: the box is gone\n"
 
 
+def test_the_same_in_a_short_step(watched: Watched, model: nn.Module, capsys: pytest.CaptureFixture[str]) -> None:
+    optimizer, batches = sgd(model), 0
+    for _ in range(20):
+        for x, _ in loader():
+            model(x).sum().backward()
+            if batches > 40 and watched.observer.is_plain:
+                watched.observer.row = len(watched.buffer)  # beyond its end, in words
+            optimizer.step()
+            batches += 1
+    assert batches == 60 and watched.observer.thread == observe.NOBODY
+    assert capsys.readouterr().err.startswith("dtrain: this rank is no longer watched: IndexError")
+
+
 def test_another_thread_of_the_user_is_not_the_rank(watched: Watched, model: nn.Module) -> None:
     optimizer = sgd(model)
     model(torch.ones(1, 3)).sum().backward()

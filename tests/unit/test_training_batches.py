@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections import OrderedDict, UserDict, namedtuple
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import torch
+from torch.utils.data import DataLoader, Sampler, TensorDataset
 
-from workbench.training.batches import BatchSizes
+from workbench.training.batches import BatchSizes, usual
 
 
 class Tensor:
@@ -60,3 +63,36 @@ def test_another_structure_is_searched_anew() -> None:
         0,
         5,
     ]
+
+
+class Endless(Sampler[int]):
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(10))
+
+    def __len__(self) -> int:
+        raise RuntimeError("there is no end")
+
+
+def first_of(loader: DataLoader[Any]) -> Any:
+    iterator = iter(loader)
+    next(iterator)
+    return iterator
+
+
+DATA = TensorDataset(torch.ones(10, 3))
+
+
+@pytest.mark.parametrize(
+    ("loader", "count", "left"),
+    [
+        (DataLoader(DATA, batch_size=4), 4, 1),  # two are full, one of them has been given
+        (DataLoader(DATA, batch_size=4), 3, 0),  # it is not what the loader says
+        (DataLoader(DATA, batch_size=4, collate_fn=list), 4, 0),
+        (DataLoader(DATA, batch_sampler=[[0, 1], [2]]), 2, 0),
+        (DataLoader(DATA, batch_size=2, sampler=Endless()), 2, 0),
+        (DataLoader(DATA, batch_size=None), 1, 0),
+    ],
+)
+def test_how_many_batches_are_full_for_sure(loader: DataLoader[Any], count: int, left: int) -> None:
+    assert usual(first_of(loader), count) == left
+    assert usual(object(), count) == 0

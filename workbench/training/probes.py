@@ -108,22 +108,25 @@ def _after_step(observer: Observer, switch: Function) -> Function:
         if not observer.is_trained or not observer.is_plain or id(optimizer) != observer.owner_id:
             seldom(optimizer)
             return
-        # Nothing of this is in the caches by now: a call of a function of ours would cost a µs or two, a store that
-        # the step before did not need as well.
-        observer.is_trained = False
-        now, at = clock(), observer.row
-        times[at] = now
-        times[at + 1] = observer.waited
-        times[at + 2] = observer.samples + observer.drawn
-        observer.drawn, observer.waited, observer.samples = 0, 0.0, 0.0
-        observer.step = step = observer.step + 1
-        times[HEAD_WORD] = step - observer.ahead
-        observer.row = at = at + BRIEF_WORDS
-        observer.last_said = NOTHING_SAID
-        duration, observer.began = now - observer.began, now
-        if duration > SHORT or at >= observer.until:
-            observer.is_whole, observer.is_plain, observer.gap, observer.gap_sum = True, False, now, observer.sum
-            switch()
+        try:
+            # Nothing of this is in the caches by now: a call of a function of ours would cost a µs or two, a store that
+            # the step before did not need as well.
+            observer.is_trained = False
+            now, at = clock(), observer.row
+            times[at] = now
+            times[at + 1] = observer.waited
+            times[at + 2] = observer.samples + observer.drawn
+            observer.drawn, observer.waited, observer.samples = 0, 0.0, 0.0
+            observer.step = step = observer.step + 1
+            times[HEAD_WORD] = step - observer.ahead
+            observer.row = at = at + BRIEF_WORDS
+            observer.last_said = NOTHING_SAID
+            duration, observer.began = now - observer.began, now
+            if duration > SHORT or at >= observer.until:
+                observer.is_whole, observer.is_plain, observer.gap, observer.gap_sum = True, False, now, observer.sum
+                switch()
+        except Exception as error:
+            observer.fail(error)
 
     def seldom(optimizer: Any) -> None:
         if not observer.is_stepping:
