@@ -96,7 +96,8 @@ class Heatmap:
         heat = self._heat
         image = image_of(heat, self._metric) * 1000
         low, high = scale_of(image)
-        hint = ALIKE if self._metric == STEP_TIME and hides_the_slow(heat) else ""
+        hides = self._metric == STEP_TIME and _spread(image) < NOISE <= _spread(image_of(heat, OWN_WORK))
+        hint = ALIKE if hides else ""  # all take as long as the slowest, while their own work differs
         self._head.markup = head_html(heat, self._metric, low, high, hint=hint, is_over=self._is_over)
         self.figure.visible = bool(heat.columns)
         if not heat.columns:
@@ -157,14 +158,6 @@ def scale_of(image: Any) -> tuple[float, float]:
 def _step(value: float) -> float:
     """To what a bound is rounded: two of its digits, by fifths of the first."""
     return float(10.0 ** math.floor(math.log10(value)) / 5)
-
-
-def hides_the_slow(heat: HeatView) -> bool:
-    """Whether all ranks take as long as the slowest, as those do that wait for it, while their own work differs."""
-    if not heat.columns:
-        return False
-    step, own = (_spread(image_of(heat, metric)) for metric in (STEP_TIME, OWN_WORK))
-    return step < NOISE <= own
 
 
 def _spread(image: Any) -> float:
