@@ -98,8 +98,8 @@ def _before_step(observer: Observer) -> Function:
 
 
 def _after_step(observer: Observer, switch: Function) -> Function:
-    clock, offset = observer.clock, observer.offset
-    times, say = observer.box.times, observer.box.now
+    clock, times = observer.clock, observer.box.times
+    seldom = _seldom_stepped(observer, switch)
 
     def after(optimizer: Any, args: Any, kwargs: Any) -> None:
         if tracing():
@@ -128,6 +128,14 @@ def _after_step(observer: Observer, switch: Function) -> Function:
         except Exception as error:
             observer.fail(error)
 
+    skip_frame(after, recursive=True)
+    return after
+
+
+def _seldom_stepped(observer: Observer, switch: Function) -> Function:
+    """The end of a step that is not plain, or not the clock's."""
+    clock, offset, say = observer.clock, observer.offset, observer.box.now
+
     def seldom(optimizer: Any) -> None:
         if not observer.is_stepping:
             return  # the outer of two has ended, whose inner has been counted
@@ -155,8 +163,7 @@ def _after_step(observer: Observer, switch: Function) -> Function:
             observer.gap, observer.gap_sum = now, observer.sum
             say(observer.step, observer.activity, now + offset)
 
-    skip_frame(after, recursive=True)
-    return after
+    return seldom
 
 
 def _watch_loaders(observer: Observer) -> None:
